@@ -1,0 +1,155 @@
+"""Paceline: distributed training that feels like calling a function.
+
+Every name below is imported at its first use: `import paceline` loads neither torch nor any other framework.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.backends.base import BackendConfig
+    from paceline.backends.torch import TorchConfig
+    from paceline.callbacks import (
+        CSVLoggerCallback,
+        JsonLoggerCallback,
+        MLflowLoggerCallback,
+        PrintCallback,
+        ProgressCallback,
+        SGDCallback,
+        TBXLoggerCallback,
+        WandbLoggerCallback,
+    )
+    from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStrategy
+    from paceline.checkpoints import load as read_checkpoint
+    from paceline.control.iterator import SGDIterator
+    from paceline.errors import PacelineError
+    from paceline.prepare import (
+        accelerate,
+        backward,
+        enable_reproducibility,
+        get_device,
+        prepare_data_loader,
+        prepare_model,
+        prepare_optimizer,
+        rng_state,
+        set_rng_state,
+    )
+    from paceline.runs import Run, list_runs, load_run
+    from paceline.session import (
+        in_worker,
+        load_checkpoint,
+        local_rank,
+        local_world_size,
+        node_rank,
+        report,
+        save_checkpoint,
+        should_stop,
+        world_rank,
+        world_size,
+    )
+    from paceline.trainer import Trainer
+    from paceline.workers.local import LocalEngine
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "paceline.backends.base": ["BackendConfig"],
+    "paceline.backends.torch": ["TorchConfig"],
+    "paceline.callbacks": [
+        "CSVLoggerCallback",
+        "JsonLoggerCallback",
+        "MLflowLoggerCallback",
+        "PrintCallback",
+        "ProgressCallback",
+        "SGDCallback",
+        "TBXLoggerCallback",
+        "WandbLoggerCallback",
+    ],
+    "paceline.checkpoints": ["Checkpoint", "CheckpointInfo", "CheckpointStrategy", "read_checkpoint"],
+    "paceline.control.iterator": ["SGDIterator"],
+    "paceline.errors": ["PacelineError"],
+    "paceline.prepare": [
+        "accelerate",
+        "backward",
+        "enable_reproducibility",
+        "get_device",
+        "prepare_data_loader",
+        "prepare_model",
+        "prepare_optimizer",
+        "rng_state",
+        "set_rng_state",
+    ],
+    "paceline.runs": ["Run", "list_runs", "load_run"],
+    "paceline.session": [
+        "in_worker",
+        "load_checkpoint",
+        "local_rank",
+        "local_world_size",
+        "node_rank",
+        "report",
+        "save_checkpoint",
+        "should_stop",
+        "world_rank",
+        "world_size",
+    ],
+    "paceline.trainer": ["Trainer"],
+    "paceline.workers.local": ["LocalEngine"],
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_RENAMED = {"read_checkpoint": "load"}
+
+__all__ = [
+    "BackendConfig",
+    "CSVLoggerCallback",
+    "Checkpoint",
+    "CheckpointInfo",
+    "CheckpointStrategy",
+    "JsonLoggerCallback",
+    "LocalEngine",
+    "MLflowLoggerCallback",
+    "PacelineError",
+    "PrintCallback",
+    "ProgressCallback",
+    "Run",
+    "SGDCallback",
+    "SGDIterator",
+    "TBXLoggerCallback",
+    "TorchConfig",
+    "Trainer",
+    "WandbLoggerCallback",
+    "__version__",
+    "accelerate",
+    "backward",
+    "enable_reproducibility",
+    "get_device",
+    "in_worker",
+    "list_runs",
+    "load_checkpoint",
+    "load_run",
+    "local_rank",
+    "local_world_size",
+    "node_rank",
+    "prepare_data_loader",
+    "prepare_model",
+    "prepare_optimizer",
+    "read_checkpoint",
+    "report",
+    "rng_state",
+    "save_checkpoint",
+    "set_rng_state",
+    "should_stop",
+    "world_rank",
+    "world_size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), _RENAMED.get(name, name))
+    globals()[name] = value  # the next time, it is simply there
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,122 @@
+"""torch.distributed: one process group for the life of the workers, as torchrun would have made it."""
+
+import gc
+import os
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import wraps
+from typing import Any, ClassVar
+
+from paceline.backends.base import BackendConfig, Caller
+from paceline.errors import ArgumentError
+from paceline.workers.base import Raised, Wire
+
+_BROKEN = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|gloo|nccl|remote (process )?exited"
+    r"|store.*(closed|failed)|failed to recv|tcpstore|timed out|process group",
+    re.IGNORECASE,
+)
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchConfig(BackendConfig):
+    """`backend` None picks nccl with GPUs and gloo without. `init_method` is 'env' or 'tcp': both end in the same group,
+    and MASTER_ADDR and MASTER_PORT are set in either case. `timeout_s` bounds every collective."""
+
+    name: ClassVar[str] = "torch"
+    package: ClassVar[str | None] = "torch"
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel")
+
+    backend: str | None = None
+    init_method: str = "env"
+    timeout_s: float = 1800
+
+    def __post_init__(self) -> None:
+        if self.init_method not in ("env", "tcp"):
+            raise ArgumentError(f"TorchConfig(init_method={self.init_method!r}): expected 'env' or 'tcp'.")
+        if not self.timeout_s > 0:
+            raise ArgumentError(f"TorchConfig(timeout_s={self.timeout_s!r}): expected a positive number of seconds.")
+
+    def join(self, call: Caller, *, use_gpu: bool) -> None:
+        backend = self.backend or ("nccl" if use_gpu else "gloo")
+        port = call.one(0, _open_store, self.timeout_s)
+        call.all(_join_group, backend, _LOOPBACK, port, self.timeout_s)
+
+    def intact(self) -> bool:
+        import torch.distributed as dist
+
+        return dist.is_initialized()
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        gc.collect()  # a DDP model that is still alive would abort the interpreter later on
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group = getattr(dist.init_process_group, "__wrapped__", dist.init_process_group)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+
+    def is_broken_collective(self, error: Raised) -> bool:
+        if error.type_name in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError"):
+            return True
+        return error.type_name == "RuntimeError" and _BROKEN.search(error.message) is not None
+
+
+def _open_store(wire: Wire, timeout_s: float) -> int:
+    """On rank 0: a store on a port that the system picks, so that no two groups can collide."""
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=timeout_s)
+    store = dist.TCPStore(
+        _LOOPBACK, 0, wire.place.world_size, is_master=True, timeout=timeout, wait_for_workers=False
+    )
+    wire.shared["torch_store"] = store
+    port: int = store.port
+    return port
+
+
+def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():  # inline, in a process that is already part of a group
+        return
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+    if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if wire.place.device_index is not None:
+        torch.cuda.set_device(wire.place.device_index)
+    place, timeout = wire.place, timedelta(seconds=timeout_s)
+    store = wire.shared.pop("torch_store", None)
+    if store is None:
+        store = dist.TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
+    dist.init_process_group(
+        backend, store=store, rank=place.world_rank, world_size=place.world_size, timeout=timeout
+    )
+    _tolerate_second_init()
+
+
+def _tolerate_second_init() -> None:
+    """Let a script that calls init_process_group itself, as it does under torchrun, run unchanged in a worker."""
+    import torch.distributed as dist
+
+    original = dist.init_process_group
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            original(backend, *args, **kwargs)
+            return
+        wanted = {part.split(":")[-1] for part in (backend or "").split(",") if part}
+        if wanted and dist.get_backend() not in wanted:
+            raise ArgumentError(
+                f"init_process_group({backend!r}): this worker already belongs to a {dist.get_backend()} group. "
+                f"Ask for it when you make the Trainer: Trainer(backend=TorchConfig(backend={backend!r}), ...)."
+            )
+
+    dist.init_process_group = init_process_group

@@ -1,0 +1,29 @@
+"""State at rest: what a checkpoint is made of, how it is committed, which ones are kept, and where.
+
+Importing this loads neither torch nor NumPy nor fsspec; a value or a URL that needs one of them does.
+"""
+
+from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
+from paceline.checkpoints.format import Buffers, Snapshot, copy_of, snapshot
+from paceline.checkpoints.storage import Storage, open_storage
+from paceline.checkpoints.store import CheckpointStore, load, read_info
+from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
+from paceline.checkpoints.writer import CheckpointWriter
+
+__all__ = [
+    "Buffers",
+    "Checkpoint",
+    "CheckpointInfo",
+    "CheckpointStore",
+    "CheckpointStrategy",
+    "CheckpointWriter",
+    "Snapshot",
+    "Storage",
+    "copy_of",
+    "load",
+    "open_storage",
+    "ranked",
+    "read_info",
+    "snapshot",
+    "to_delete",
+]

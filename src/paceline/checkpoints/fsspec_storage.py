@@ -1,0 +1,171 @@
+"""Checkpoints behind a URL, with fsspec: `s3://…`, `gs://…`, `abfs://…`, `memory://…`, whatever has a file
+system for it.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+
+from paceline.checkpoints.files import SourceFile
+from paceline.checkpoints.storage import Fetched
+from paceline.checkpoints.workspace import Workspace, sweep
+from paceline.errors import ArgumentError, MissingDependencyError
+
+_PACKAGES = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs",
+    "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "adl": "adlfs",
+    "hdfs": "pyarrow", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko",
+}  # fmt: skip
+
+
+class FsspecStorage:
+    """A `Storage` at a URL. Objects cannot be renamed there, so a set of files is committed by its manifest,
+    uploaded last.
+
+    Credentials and addresses come from the environment, where every process of a run finds them: what the
+    service's own tools read (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL
+    …), or fsspec's variables for the options of a file system, such as
+    FSSPEC_S3_ENDPOINT_URL=http://host:port or FSSPEC_S3='{"anon": true}', or fsspec's files in
+    ~/.config/fsspec.
+
+    Two writers never share a set of files as long as they use different names. With one name, the first
+    manifest counts and the other writer gets FileExistsError; what their data has become by then, its
+    checksums tell on loading.
+    """
+
+    def __init__(self, url: str):
+        self._url = url.rstrip("/")
+
+    @property
+    def root(self) -> str:
+        return self._url
+
+    def path_of(self, name: str) -> str:
+        return f"{self._url}/{name}"
+
+    def names(self) -> list[str]:
+        with _as_os_errors(self._url):
+            fs, root = self._open()
+            try:
+                return [PurePosixPath(entry["name"]).name for entry in fs.ls(root, detail=True)]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def read(self, name: str, file: str) -> bytes:
+        with _as_os_errors(self.path_of(name)):
+            fs, root = self._open()
+            data: bytes = fs.cat_file(f"{root}/{name}/{file}")
+            return data
+
+    def fetch(self, name: str, files: Sequence[str]) -> Fetched:
+        workspace = self.workspace()
+        try:
+            with _as_os_errors(self.path_of(name)):
+                fs, root = self._open()
+                for file in files:
+                    target = workspace.path / name / file
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    fs.get_file(f"{root}/{name}/{file}", str(target))
+        except BaseException:
+            workspace.close()
+            raise
+        return Fetched(workspace.path / name, workspace.close)
+
+    def write(self, name: str, files: Sequence[SourceFile]) -> None:
+        *content, manifest = files
+        with _as_os_errors(self.path_of(name)):
+            fs, root = self._open()
+            manifest_path = f"{root}/{name}/{manifest.name}"
+            if fs.exists(manifest_path):
+                raise FileExistsError(f"{self.path_of(name)} exists already")
+            try:
+                for file in content:
+                    _upload(fs, f"{root}/{name}/{file.name}", file)
+                # "create" is atomic where the service can do it (S3 and Google's can)
+                fs.pipe_file(manifest_path, b"".join(manifest.chunks()), mode="create")
+            except BaseException:
+                self._remove_uncommitted(fs, f"{root}/{name}", content, manifest_path)
+                raise
+
+    def delete(self, name: str) -> None:
+        with _as_os_errors(self.path_of(name)):
+            fs, root = self._open()
+            manifests = [
+                path for path in fs.find(f"{root}/{name}") if PurePosixPath(path).parent.name == name
+            ]
+            for path in sorted(manifests, key=lambda path: not path.endswith("/checkpoint.json")):
+                fs.rm_file(path)
+            fs.invalidate_cache()
+            if fs.exists(f"{root}/{name}"):
+                fs.rm(f"{root}/{name}", recursive=True)
+
+    def workspace(self) -> Workspace:
+        parent = Path(tempfile.gettempdir())
+        sweep(parent)
+        return Workspace(parent)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def _open(self) -> tuple[Any, str]:
+        # Not kept: fsspec has its own cache of file systems, which unlike ours would be right after a fork.
+        protocol = self._url.partition(":")[0]
+        try:
+            fs, root = fsspec.core.url_to_fs(self._url)
+        except ImportError as error:
+            package = _PACKAGES.get(protocol, getattr(error, "name", None) or protocol)
+            raise MissingFileSystemError(package, package, f"Storage at {self._url}") from error
+        except ValueError as error:
+            raise ArgumentError(
+                f"{self._url!r} is not a place where checkpoints can go: {error}. "
+                "Give a path, or a URL that fsspec knows, such as s3://bucket/folder."
+            ) from error
+        fs.invalidate_cache()  # other processes write here too
+        return fs, str(root).rstrip("/")
+
+    @staticmethod
+    def _remove_uncommitted(fs: Any, folder: str, content: Sequence[SourceFile], manifest_path: str) -> None:
+        try:
+            fs.invalidate_cache()
+            if not fs.exists(
+                manifest_path
+            ):  # else another writer committed here, and these names are its files
+                for file in content:
+                    if fs.exists(f"{folder}/{file.name}"):
+                        fs.rm_file(f"{folder}/{file.name}")
+        except Exception:
+            return  # the error that led here is the one to report; without a manifest, nobody sees the rest
+
+
+class MissingFileSystemError(MissingDependencyError):
+    """The packages for file systems are the user's choice, and so no extra of ours: the line to run names the
+    package.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"{self.needed_for} needs the package '{self.package}', which is not installed. "
+            f"Install it with: pip install {self.package}"
+        )
+
+
+def _upload(fs: Any, path: str, file: SourceFile) -> None:
+    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+    with fs.open(path, "wb") as target:
+        for chunk in file.chunks():
+            target.write(chunk)
+
+
+@contextmanager
+def _as_os_errors(path: str) -> Iterator[None]:
+    """The clients of object stores have exception classes of their own; our callers see OSErrors only."""
+    try:
+        yield
+    except (OSError, ImportError, ArgumentError):
+        raise
+    except Exception as error:
+        raise OSError(f"{path}: {type(error).__name__}: {error}") from error

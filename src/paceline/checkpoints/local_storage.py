@@ -1,0 +1,119 @@
+"""Checkpoints on a file system: written beside their place in a hidden directory, synced, then renamed into
+it.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.checkpoints.files import DiskFile, SourceFile, write_chunks
+from paceline.checkpoints.storage import Fetched
+from paceline.checkpoints.workspace import Workspace, sweep
+
+_SYNC_EVERY_BYTES = 64 * 2**20
+
+
+class LocalStorage:
+    """A `Storage` in a directory, which several processes may share: a rename either happens or fails."""
+
+    def __init__(self, root: str | Path):
+        self._root = Path(root).expanduser().absolute()
+
+    @property
+    def root(self) -> str:
+        return str(self._root)
+
+    def path_of(self, name: str) -> str:
+        return str(self._root / name)
+
+    def names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._root) if not name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def read(self, name: str, file: str) -> bytes:
+        try:
+            return (self._root / name / file).read_bytes()
+        except NotADirectoryError as error:
+            raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
+
+    def fetch(self, name: str, files: Sequence[str]) -> Fetched:
+        return Fetched(self._root / name, discard=_keep)
+
+    def write(self, name: str, files: Sequence[SourceFile]) -> None:
+        target = self._root / name
+        with self.workspace() as workspace:
+            staged = workspace.path / name
+            staged.mkdir()
+            for file in files:
+                _write_file(staged / file.name, file)
+            for folder, _, _ in os.walk(staged):
+                _fsync(folder)
+            self._rename(staged, target)
+        _fsync(self._root)
+
+    def delete(self, name: str) -> None:
+        if not (self._root / name).exists():
+            return
+        with self.workspace() as workspace:
+            try:
+                os.rename(self._root / name, workspace.path / name)
+            except FileNotFoundError:  # another process was faster
+                return
+            _fsync(self._root)
+
+    def workspace(self) -> Workspace:
+        if not self._root.exists():
+            self._root.mkdir(parents=True, exist_ok=True)
+            _fsync(self._root.parent)
+        sweep(self._root)
+        return Workspace(self._root)
+
+    def free_bytes(self) -> int | None:
+        try:
+            return shutil.disk_usage(self._root).free
+        except OSError:
+            return None
+
+    def _rename(self, staged: Path, target: Path) -> None:
+        try:
+            os.rename(staged, target)
+        except OSError:
+            # the kernel has several answers to a target that is there; what matters is that it left it alone
+            if target.exists():
+                raise FileExistsError(f"{target} exists already") from None
+            raise
+
+
+def _write_file(path: Path, file: SourceFile) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(file, DiskFile) and _link(file.path, path):
+        _fsync(path)
+        return
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_chunks(fd, file, _SYNC_EVERY_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        return False
+    return True
+
+
+def _fsync(path: str | Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _keep() -> None:
+    """What was fetched is the checkpoint itself."""

@@ -1,0 +1,91 @@
+"""`checkpoint.json`: the last file of a checkpoint to be written, whose presence says that the checkpoint is
+whole.
+"""
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from paceline.checkpoints.checkpoint import CheckpointInfo
+from paceline.checkpoints.files import FileRecord
+from paceline.errors import CheckpointDamagedError, CheckpointError
+
+MANIFEST_FILE = "checkpoint.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    id: int
+    time: float
+    score: float | None
+    iteration: int
+    files: tuple[FileRecord, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(record.num_bytes for record in self.files)
+
+    def info(self, path: str) -> CheckpointInfo:
+        return CheckpointInfo(self.id, path, self.score, self.iteration, self.time, self.num_bytes)
+
+    def to_bytes(self) -> bytes:
+        body = {
+            "format": "paceline.checkpoint",
+            "version": FORMAT_VERSION,
+            "num_bytes": self.num_bytes,
+            **asdict(self),
+        }
+        body["score"] = None if self.score is None else repr(self.score)  # JSON has no nan
+        return (json.dumps(body | {"crc32": _crc32(body)}, indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> "Manifest":
+        """`path` is the checkpoint's, for the error: CheckpointDamagedError, unless a newer Paceline wrote
+        it.
+        """
+        try:
+            body = json.loads(data)
+            crc32 = body.pop("crc32")
+            if body["format"] != "paceline.checkpoint" or crc32 != _crc32(body):
+                raise ValueError("its checksum does not match its content")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise damaged(path, MANIFEST_FILE, f"it is not a manifest ({error})") from error
+        if body["version"] != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path} has format version {body['version']}, this Paceline reads version {FORMAT_VERSION}: "
+                "load it with the Paceline that wrote it, or a newer one."
+            )
+        return cls._from_body(body, path)
+
+    @classmethod
+    def _from_body(cls, body: dict[str, Any], path: str) -> "Manifest":
+        try:
+            files = tuple(
+                FileRecord(str(f["name"]), int(f["num_bytes"]), int(f["crc32"])) for f in body["files"]
+            )
+            score = None if body["score"] is None else float(body["score"])
+            manifest = cls(int(body["id"]), float(body["time"]), score, int(body["iteration"]), files)
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(path, MANIFEST_FILE, f"a field is missing or wrong ({error!r})") from error
+        for record in files:
+            parts = PurePosixPath(record.name).parts
+            if not parts or ".." in parts or record.name.startswith("/"):
+                # these names become paths on this machine, and must not lead out of the checkpoint
+                raise damaged(
+                    path, MANIFEST_FILE, f"it names the file {record.name!r}, outside of the checkpoint"
+                )
+        return manifest
+
+
+def damaged(path: str, file: str, reason: str) -> CheckpointDamagedError:
+    return CheckpointDamagedError(
+        f"The checkpoint {path} is damaged: {file}: {reason}. "
+        "Load another checkpoint of the run; this one can be deleted."
+    )
+
+
+def _crc32(body: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())

@@ -1,0 +1,203 @@
+"""The checkpoints of one run, on disk or behind a URL: list, commit, prune; and loading one from anywhere."""
+
+import atexit
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.checkpoints import directory as user_directory
+from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
+from paceline.checkpoints.directory import StagedDirectory
+from paceline.checkpoints.files import FileRecord, MemoryFile, SourceFile, record_of
+from paceline.checkpoints.format import FILES_DIR, STATE_FILE, Snapshot, read_state, verify
+from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged
+from paceline.checkpoints.storage import Fetched, Storage, open_storage, split_path
+from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
+from paceline.errors import CheckpointError, CheckpointNotFoundError
+
+__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "load", "name_of", "read_info"]
+
+_NAME = re.compile(r"checkpoint_(\d{6,})")
+_Infos = list[CheckpointInfo]  # inside the class, `list` is its method
+
+
+class CheckpointStore:
+    """The folder of one run's checkpoints. It need not exist yet; what is in it and is no checkpoint is left
+    alone.
+
+    Safe to use from several processes: a checkpoint is there as a whole or not at all. But a folder belongs
+    to one run: ids are given, and old checkpoints pruned, by what is in it.
+    """
+
+    def __init__(self, root: str | Path, storage: Storage | None = None):
+        self.storage = storage or open_storage(root)
+
+    @property
+    def root(self) -> str:
+        return self.storage.root
+
+    def path_of(self, id: int) -> str:
+        return self.storage.path_of(name_of(id))
+
+    def list(self) -> _Infos:
+        """The committed checkpoints by id. One with a damaged manifest is left out."""
+        infos = []
+        for name in self.storage.names():
+            match = _NAME.fullmatch(name)
+            if match and (manifest := self._manifest(name)):
+                # the name decides: it is what path_of and delete go by, even if someone has copied the folder
+                infos.append(replace(manifest.info(self.storage.path_of(name)), id=int(match[1])))
+        return sorted(infos, key=lambda info: info.id)
+
+    def latest(self) -> CheckpointInfo | None:
+        return max(self.list(), key=lambda info: info.id, default=None)
+
+    def best(self, strategy: CheckpointStrategy) -> CheckpointInfo | None:
+        return next(iter(ranked(self.list(), strategy)), None)
+
+    def next_id(self) -> int:
+        """One more than the highest id in use, be it by a whole checkpoint or a torn one."""
+        matches = map(_NAME.fullmatch, self.storage.names())
+        return 1 + max((int(match[1]) for match in matches if match), default=0)
+
+    def stage(self, directory: str | Path) -> StagedDirectory:
+        """Copies a user's directory to where `commit` takes it from. ArgumentError if it is none, or holds no
+        files.
+        """
+        return user_directory.stage(directory, self.storage.workspace, FILES_DIR)
+
+    def commit(
+        self,
+        id: int,
+        snapshot: Snapshot,
+        *,
+        score: float | None = None,
+        iteration: int = 0,
+        directory: str | Path | StagedDirectory | None = None,
+        saved_at: float | None = None,
+    ) -> CheckpointInfo:
+        """Writes one checkpoint; when this returns, it survives a power cut. OSError if it cannot, and
+        nothing is left.
+
+        FileExistsError if there is one with this id: no checkpoint is ever overwritten.
+        """
+        if isinstance(directory, (str, Path)):
+            with self.stage(directory) as staged:
+                return self.commit(
+                    id, snapshot, score=score, iteration=iteration, directory=staged, saved_at=saved_at
+                )
+        files: Sequence[SourceFile] = [*snapshot.files(), *(directory.files if directory else ())]
+        records = tuple(record_of(file) for file in files)
+        manifest = Manifest(id, time.time() if saved_at is None else saved_at, score, iteration, records)
+        self.storage.write(name_of(id), [*files, MemoryFile(MANIFEST_FILE, [manifest.to_bytes()])])
+        return manifest.info(self.path_of(id))
+
+    def prune(self, strategy: CheckpointStrategy) -> _Infos:
+        """Deletes what the strategy does not keep, and returns it."""
+        if not strategy.num_to_keep:
+            return []
+        doomed = to_delete(self.list(), strategy)
+        for info in doomed:
+            self.storage.delete(name_of(info.id))
+        return doomed
+
+    def _manifest(self, name: str) -> Manifest | None:
+        try:
+            return Manifest.from_bytes(self.storage.read(name, MANIFEST_FILE), self.storage.path_of(name))
+        except (FileNotFoundError, CheckpointError):
+            return None
+
+
+def name_of(id: int) -> str:
+    return f"checkpoint_{id:06d}"
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Reads a checkpoint from a path or URL into memory, on the CPU, after checking every byte. Runs no code
+    from it.
+
+    CheckpointNotFoundError if there is none (the message says what is there), CheckpointDamagedError if a
+    file is not what was written.
+    """
+    storage, name, manifest = _open(path)
+    users = [record for record in manifest.files if record.name.startswith(f"{FILES_DIR}/")]
+    own = [record for record in manifest.files if record not in users]
+    with _explain_missing_files(storage, name):
+        fetched = _fetch(storage, name, own)
+        try:
+            state = read_state(fetched.path, storage.path_of(name))
+        finally:
+            fetched.discard()
+        directory = None
+        if users:
+            kept = _fetch(storage, name, users)
+            # until the process ends, not until the Checkpoint is dropped: load(...).directory alone must stay
+            # good
+            atexit.register(kept.discard)
+            directory = kept.path / FILES_DIR
+    return Checkpoint(state, path=storage.path_of(name), directory=directory)
+
+
+def read_info(path: str | Path) -> CheckpointInfo:
+    """What `CheckpointStore.list` says about one checkpoint, from its path or URL. Raises as `load` does."""
+    storage, name, manifest = _open(path)
+    return manifest.info(storage.path_of(name))
+
+
+def _open(path: str | Path) -> tuple[Storage, str, Manifest]:
+    root, name = split_path(path)
+    storage = open_storage(root)
+    try:
+        data = storage.read(name, MANIFEST_FILE)
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(
+            f"There is no checkpoint at {path}: {_what_is_there(path, root)}"
+        ) from error
+    return storage, name, Manifest.from_bytes(data, storage.path_of(name))
+
+
+def _fetch(storage: Storage, name: str, records: Sequence[FileRecord]) -> Fetched:
+    fetched = storage.fetch(name, [record.name for record in records])
+    try:
+        verify(fetched.path, records, storage.path_of(name))
+    except BaseException:
+        fetched.discard()
+        raise
+    return fetched
+
+
+@contextmanager
+def _explain_missing_files(storage: Storage, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        try:
+            storage.read(name, MANIFEST_FILE)
+        except FileNotFoundError:
+            raise CheckpointNotFoundError(
+                f"{storage.path_of(name)} was deleted while it was being loaded. "
+                "To keep more checkpoints, raise num_to_keep."
+            ) from error
+        raise damaged(
+            storage.path_of(name), Path(str(error.filename or error)).name, "it is missing"
+        ) from error
+
+
+def _what_is_there(path: str | Path, root: str) -> str:
+    """For a path that is no checkpoint: the checkpoints in it, if it is a run or a folder of them, or else
+    beside it.
+    """
+    inside = CheckpointStore(path)
+    for store in (inside, CheckpointStore(inside.storage.path_of("checkpoints")), CheckpointStore(root)):
+        if infos := store.list():
+            shown = ", ".join(info.path for info in infos[-5:])
+            dots = "…, " if len(infos) > 5 else ""
+            return f"load one of the {len(infos)} checkpoints in {store.root}: {dots}{shown}"
+    if STATE_FILE in inside.storage.names():
+        return f"it has no {MANIFEST_FILE}, so it was never finished."
+    if inside.storage.names():
+        return "the folder exists, but holds no checkpoints."
+    return "nor is there another one in it or beside it."

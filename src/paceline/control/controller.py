@@ -1,0 +1,309 @@
+"""The driver's side of one run: poll the workers, decide what the facts mean, act, until the run has ended.
+
+    open       run folder, run.json, callbacks' start_training
+    attempt    ready the workers, submit the function, then poll: reports become steps; callbacks and the run folder
+               get each step before the caller does
+    failure    wait a moment for a better explanation, then decide (see `failure`): restart from the last committed
+               checkpoint, or give up
+    close      workers that may be out of step are ended, status.json, callbacks' finish_training: always, once
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.backends.base import BackendConfig
+from paceline.callbacks.dispatch import CallbackList
+from paceline.checkpoints import CheckpointInfo, CheckpointStore, CheckpointStrategy
+from paceline.control.crew import POLL_S, Crew
+from paceline.control.failure import Decision, Facts, GiveUp, Restart, decide, settle_s
+from paceline.control.gather import Gather, Report
+from paceline.errors import WorkersLostError, WorkerStartError
+from paceline.runs import RunFolder
+from paceline.session import Task, train
+from paceline.workers.base import Call, Died, Event, Printed, Raised, Returned, Sent, WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, checked."""
+
+    fn: Callable[..., Any]
+    config: dict[str, Any]
+    takes_config: bool
+    checkpoint: str | dict[str, Any] | None
+    checkpoint_root: str
+    strategy: CheckpointStrategy
+    max_retries: int = 3
+    hang_timeout_s: float | None = None
+    detailed_metrics: bool = False
+
+
+@dataclass
+class _Attempt:
+    """What is known about the attempt that is running."""
+
+    group: WorkerGroup
+    gather: Gather
+    progress: list[float]
+    """When each rank last sent something."""
+    values: dict[int, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
+    trouble_at: float | None = None
+
+    @property
+    def num_ended(self) -> int:
+        return len(self.values) + len(self.facts.raised) + len(self.facts.died)
+
+
+class Controller:
+    """One run. `steps()` is the run: whoever iterates over it drives it."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        backend: BackendConfig,
+        plan: Plan,
+        folder: RunFolder,
+        callbacks: CallbackList,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.plan, self.folder = plan, folder
+        self.values: list[Any] | None = None
+        self.latest: CheckpointInfo | None = None
+        self.kept: tuple[dict[str, Any], int] | None = None
+        """With num_to_keep=0: the latest state and its iteration."""
+        self.num_restarts = 0
+        self._crew, self._backend, self._callbacks, self._clock = crew, backend, callbacks, clock
+        self._ready: deque[list[Report]] = deque()
+        self._attempt: _Attempt | None = None
+        self._stop_requested = self._announced = False
+
+    def steps(self) -> Iterator[list[Report]]:
+        """Run to the end, handing out each step: a list of reports in rank order. Closing it stops the run.
+
+        The first item is an empty list and says that the function has begun on all ranks.
+        """
+        state, error = "STOPPED", None
+        self._open()
+        try:
+            while (decision := (yield from self._run_attempt())) is not None:
+                self._act_on(decision)
+            state = "STOPPED" if self._stop_requested else "SUCCEEDED"
+        except (GeneratorExit, KeyboardInterrupt) as caught:
+            error = caught
+            raise
+        except BaseException as caught:
+            state, error = "FAILED", caught
+            raise
+        finally:
+            self._close(state, error)
+
+    def request_stop(self) -> None:
+        """Make `should_stop()` true on every rank; the run ends when the function returns. Thread-safe."""
+        self._stop_requested = True
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.group.request_stop()
+
+    def _open(self) -> None:
+        self.folder.set_state("RUNNING")
+        self.folder.start_heartbeat()
+        self.folder.record_environment()
+        try:
+            self._callbacks.start_training(
+                str(self.folder.path),
+                self.plan.config,
+                run_id=self.folder.path.name,
+                num_workers=self._crew.world_size,
+                world_size=self._crew.world_size,
+            )
+        except BaseException as error:
+            self.folder.set_state("FAILED", reason=f"a callback failed to start: {error!r}")
+            self.folder.close()
+            raise
+
+    def _run_attempt(self) -> Generator[list[Report], None, Decision | None]:
+        """One call of the function on all ranks. Ends with None, or with what to do about a failure."""
+        try:
+            attempt = self._begin()
+        except (WorkersLostError, WorkerStartError) as error:
+            return self._decide(Facts(died=[Died(0, f"could not be started: {error}")]))
+        if not self._announced:
+            self._announced = True
+            yield []
+        while attempt.num_ended < self._crew.world_size and not self._settled(attempt):
+            attempt.group.poll(self._patience(attempt), self._take)
+            self._look_for_hang(attempt)
+            self.folder.flush()
+            while self._ready:
+                yield self._ready.popleft()
+        attempt.facts.mismatch = attempt.facts.mismatch or attempt.gather.mismatch()
+        if attempt.facts:
+            return self._decide(attempt.facts)
+        self.values = [attempt.values[rank] for rank in sorted(attempt.values)]
+        return None
+
+    def _begin(self) -> _Attempt:
+        group = self._crew.ensure()
+        resume_from, iteration, next_id = self._resume_point()
+        task = Task(
+            fn=self.plan.fn,
+            config=self.plan.config if self.plan.takes_config else None,
+            backend=self._backend,
+            checkpoint_root=self.plan.checkpoint_root,
+            strategy=self.plan.strategy,
+            resume_from=resume_from,
+            first_checkpoint_id=next_id,
+            first_iteration=iteration,
+            detailed_metrics=self.plan.detailed_metrics,
+        )
+        ranks = range(self._crew.world_size)
+        call = Call(train, (task,))
+        self._attempt = _Attempt(group, Gather(len(ranks)), [self._clock()] * len(ranks))
+        self.folder.set_state("RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.num_restarts)
+        self.folder.record_event("attempt", number=self.num_restarts, resumes_from=_name_of(resume_from))
+        group.submit(dict.fromkeys(ranks, call), {rank: self.folder.log_path(rank) for rank in ranks})
+        if self._stop_requested:
+            group.request_stop()
+        return self._attempt
+
+    def _resume_point(self) -> tuple[str | dict[str, Any] | None, int, int]:
+        """Where this attempt starts: checkpoint, iteration, and the id of the next checkpoint."""
+        if self.kept is not None:
+            return self.kept[0], self.kept[1], 1
+        if self.num_restarts and self.plan.strategy.num_to_keep != 0:
+            for info in CheckpointStore(self.plan.checkpoint_root).list():
+                self._note_commit(info)  # a worker may have died between its commit and telling us
+        if self.latest is not None:
+            return self.latest.path, self.latest.iteration, self.latest.id + 1
+        return self.plan.checkpoint, 0, 1
+
+    def _take(self, event: Event) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        match event:
+            case Sent(rank, "report", report):
+                attempt.progress[rank] = self._clock()
+                step = attempt.gather.add(rank, report)
+                if step is not None:
+                    self._deliver(step)
+            case Sent(rank, kind, value):
+                attempt.progress[rank] = self._clock()
+                self._take_message(rank, kind, value)
+            case Returned(rank, (value, is_intact)):
+                attempt.values[rank] = value
+                attempt.gather.end(rank)
+                if not is_intact:
+                    self._crew.mark_unfit()
+            case Raised():
+                attempt.facts.raised.append(event)
+            case Died(rank):
+                self._crew.mark_unfit()
+                if rank not in attempt.values and all(error.rank != rank for error in attempt.facts.raised):
+                    attempt.facts.died.append(event)
+            case Printed(rank, text):
+                self._crew.on_print(rank, text)
+        if attempt.facts.mismatch is None:
+            attempt.facts.mismatch = attempt.gather.mismatch()
+
+    def _deliver(self, step: list[Report]) -> None:
+        self.folder.record_step(step[0]["_training_iteration"], self.num_restarts, step)
+        self._ready.append([dict(report) for report in step])  # callbacks may do with theirs as they like
+        self._callbacks.handle_result(step)
+
+    def _take_message(self, rank: int, kind: str, value: Any) -> None:
+        if kind == "committed":
+            self._note_commit(value)
+        elif kind == "kept":
+            self.kept = value
+        elif kind == "note":
+            name, fields = value
+            self.folder.record_event(name, rank=rank, **fields)
+
+    def _note_commit(self, info: CheckpointInfo) -> None:
+        if self.latest is None or info.id > self.latest.id:
+            self.latest = info
+            self.folder.record_event("checkpoint", id=info.id, path=info.path, score=info.score)
+            self._callbacks.handle_checkpoint(info)
+
+    def _settled(self, attempt: _Attempt) -> bool:
+        """Whether something went wrong, and nothing better is to be expected as its explanation."""
+        if not attempt.facts:
+            return False
+        if attempt.trouble_at is None:
+            attempt.trouble_at = self._clock()
+        return self._clock() - attempt.trouble_at >= settle_s(attempt.facts, self._backend.is_broken_collective)
+
+    def _patience(self, attempt: _Attempt) -> float:
+        return POLL_S if attempt.trouble_at is None else POLL_S / 10
+
+    def _look_for_hang(self, attempt: _Attempt) -> None:
+        limit = self.plan.hang_timeout_s
+        if limit is None or attempt.facts:
+            return
+        waiting = [rank for rank in range(self._crew.world_size) if rank not in attempt.values]
+        if not waiting:
+            return
+        slowest = min(waiting, key=attempt.progress.__getitem__)
+        idle_s = self._clock() - attempt.progress[slowest]
+        if idle_s > limit:
+            path = self._dump_stacks(attempt.group)
+            reason = f"made no progress for {idle_s:.1f} s (hang_timeout_s={limit:g}); stacks of all ranks are in {path}"
+            self.folder.record_event("hang", rank=slowest, idle_s=idle_s, stacks=path)
+            attempt.facts.died.append(Died(slowest, reason))
+
+    def _dump_stacks(self, group: WorkerGroup) -> str:
+        path = self.folder.logs_dir / f"stacks_{self.num_restarts}.txt"
+        texts = [f"=== rank {rank} ===\n{text}" for rank, text in sorted(group.stacks().items())]
+        path.write_text("\n".join(texts))
+        return str(path)
+
+    def _decide(self, facts: Facts) -> Decision:
+        for died in facts.died:
+            self.folder.record_event("worker_died", rank=died.rank, reason=died.reason)
+        return decide(
+            facts,
+            is_suspect=self._backend.is_broken_collective,
+            num_restarts=self.num_restarts,
+            max_retries=self.plan.max_retries,
+        )
+
+    def _act_on(self, decision: Decision) -> None:
+        if isinstance(decision, GiveUp):
+            raise decision.error
+        assert isinstance(decision, Restart)
+        self._crew.break_up()
+        self.num_restarts += 1
+        logger.warning("%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.num_restarts)
+        self.folder.record_event("restart", number=self.num_restarts, reason=decision.reason)
+        self._callbacks.handle_restart(self.num_restarts, decision.reason)
+
+    def _close(self, state: str, error: BaseException | None) -> None:
+        self._attempt = None
+        if error is not None:  # otherwise all ranks have returned, and stay for the next run
+            self._crew.break_up()
+        reason = None if error is None else _reason(error)
+        self.folder.record_event("end", state=state, reason=reason)
+        try:
+            self._callbacks.finish_training(error=state == "FAILED", exception=error, status=state)
+        finally:
+            self.folder.set_state(state, reason=reason)
+            self.folder.close()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, GeneratorExit):
+        return "the iterator over the results was abandoned"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted from the keyboard"
+    return f"{type(error).__qualname__}: {error}"
+
+
+def _name_of(checkpoint: str | dict[str, Any] | None) -> str | None:
+    return checkpoint if isinstance(checkpoint, str) or checkpoint is None else "a dict given to run()"

@@ -1,0 +1,150 @@
+"""The workers of one Trainer, made ready: started, joined into a group by the backend, and set up as the user asked.
+
+A crew outlives runs. One that was left broken, by a failure or on purpose, is made whole again before its next use.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.backends.base import BackendConfig
+from paceline.control.failure import as_exception
+from paceline.errors import TrainerStateError, WorkersLostError
+from paceline.session import call_in_worker, make_instance
+from paceline.workers.base import Call, Died, Engine, Event, Printed, Raised, Resources, Returned, WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What happens on every worker once the group is joined: a hook, and the object of the class API."""
+
+    hook: Callable[[], Any] | None = None
+    cls: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Crew:
+    def __init__(self, engine: Engine, backend: BackendConfig, num_workers: int, resources: Resources):
+        self._engine, self._backend = engine, backend
+        self._num_workers, self._resources = num_workers, resources
+        self._setup = Setup()
+        self.group: WorkerGroup | None = None
+        self.on_print: Callable[[int, str], None] = print_with_rank
+        self._fit = False
+
+    @property
+    def world_size(self) -> int:
+        return max(1, self._num_workers)
+
+    def start(self, setup: Setup) -> None:
+        self._setup = setup
+        self.ensure()
+
+    def ensure(self) -> WorkerGroup:
+        """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking."""
+        if self.group is not None and self._fit and self.group.healthy():
+            return self.group
+        self.break_up()
+        self._backend.check()
+        self.group = self._engine.group(self._num_workers, self._resources, self._backend.preload)
+        try:
+            self.group.start()
+            self._backend.join(self, use_gpu=self._resources.gpus > 0)
+            if self._setup.hook is not None:
+                self.all(call_in_worker, self._setup.hook, (), {})
+            if self._setup.cls is not None:
+                self.all(make_instance, self._setup.cls, self._setup.args, dict(self._setup.kwargs))
+        except BaseException:
+            self.break_up()
+            raise
+        self._fit = True
+        return self.group
+
+    def mark_unfit(self) -> None:
+        """The workers may not serve another call, though they may still be of use in this one."""
+        self._fit = False
+
+    def break_up(self, grace_s: float = 0.0) -> None:
+        """End the workers. The next use makes new ones."""
+        if self.group is not None:
+            group, self.group = self.group, None
+            self._fit = False
+            group.close(grace_s)
+            if self._num_workers == 0:
+                self._backend.leave()
+
+    def one(self, rank: int, fn: Callable[..., Any], *args: Any) -> Any:
+        return self._call({rank: Call(fn, args)})[rank]
+
+    def all(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run `fn(wire, *args)` on every rank and wait for the values, in rank order.
+
+        When a rank raises, the others get a moment to end too; if they do not, they wait for the one that failed, and the
+        group is unfit.
+        """
+        call = Call(fn, args)
+        values = self._call(dict.fromkeys(range(self.world_size), call))
+        return [values[rank] for rank in sorted(values)]
+
+    def _call(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> dict[int, Any]:
+        if self.group is None:
+            raise TrainerStateError("There are no workers: call start() first.")
+        answers = _Answers(self.on_print)
+        self.group.submit(calls, logs)
+        patience = 1.0
+        try:
+            while len(answers.ended) < len(calls) and patience > 0:
+                self.group.poll(POLL_S, answers.take)
+                if answers.died:
+                    break
+                if answers.raised:
+                    patience -= POLL_S
+        except BaseException:  # Ctrl-C, say: the workers are still at it
+            self.break_up()
+            raise
+        if len(answers.ended) < len(calls):
+            self.mark_unfit()
+        if answers.died:
+            self.mark_unfit()
+            died = answers.died[0]
+            raise WorkersLostError(f"Rank {died.rank} {died.reason} while the workers were called.")
+        if answers.raised:
+            own = [error for error in answers.raised if not self._backend.is_broken_collective(error)]
+            raise as_exception((own or answers.raised)[0], answers.raised)
+        return answers.values
+
+
+class _Answers:
+    """The ends of one round of calls."""
+
+    def __init__(self, on_print: Callable[[int, str], None]):
+        self.values: dict[int, Any] = {}
+        self.raised: list[Raised] = []
+        self.died: list[Died] = []
+        self.ended: set[int] = set()
+        self._on_print = on_print
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Returned(rank, value):
+                self.values[rank] = value
+                self.ended.add(rank)
+            case Raised(rank):
+                self.raised.append(event)
+                self.ended.add(rank)
+            case Died():
+                self.died.append(event)
+            case Printed(rank, text):
+                self._on_print(rank, text)
+
+
+def print_with_rank(rank: int, text: str) -> None:
+    """Forward a worker's output to this process's own, with the rank in front of each line."""
+    print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="", flush=True)

@@ -1,0 +1,60 @@
+"""Pair the k-th report of every rank into one step. Pure."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Ranks that ended with different numbers of reports. `counts` are the reports so far, by rank."""
+
+    counts: tuple[int, ...]
+    ended: tuple[int, ...]
+
+    def __str__(self) -> str:
+        ended = {rank: self.counts[rank] for rank in self.ended}
+        short = min(ended.values())
+        who = ", ".join(f"rank {rank} ended after {count}" for rank, count in ended.items() if count == short)
+        ahead = ", ".join(f"rank {rank} has made {count}" for rank, count in enumerate(self.counts) if count > short)
+        return (
+            f"The ranks do not report equally often: {who} report(s), while {ahead}. Every rank has to call "
+            "report() the same number of times: report on all of them, not only on rank 0."
+        )
+
+
+class Gather:
+    """Reports of one attempt on their way to becoming steps."""
+
+    def __init__(self, world_size: int):
+        self._queues: list[deque[Report]] = [deque() for _ in range(world_size)]
+        self._counts = [0] * world_size
+        self._ended: set[int] = set()
+        self._missing = world_size
+
+    def add(self, rank: int, report: Report) -> list[Report] | None:
+        """Take a report; returns the step that it completes, in rank order."""
+        queue = self._queues[rank]
+        if not queue:
+            self._missing -= 1
+        queue.append(report)
+        self._counts[rank] += 1
+        if self._missing:
+            return None
+        step = [queue.popleft() for queue in self._queues]
+        self._missing = sum(not queue for queue in self._queues)
+        return step
+
+    def end(self, rank: int) -> None:
+        self._ended.add(rank)
+
+    def mismatch(self) -> Mismatch | None:
+        """Known as soon as one rank has ended and another has reported more often."""
+        if not self._ended:
+            return None
+        fewest = min(self._counts[rank] for rank in self._ended)
+        if max(self._counts) == fewest:
+            return None
+        return Mismatch(tuple(self._counts), tuple(sorted(self._ended)))

@@ -1,0 +1,63 @@
+"""What `Trainer.run_iterator` hands out."""
+
+import logging
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from paceline.control.controller import Controller
+from paceline.control.gather import Report
+
+logger = logging.getLogger(__name__)
+
+
+class SGDIterator:
+    """Iterates over the steps of a run: each is the list of all ranks' reports. Iterating drives the run.
+
+    Leaving the loop early is fine: closing the iterator, or starting another run, stops this one.
+    """
+
+    def __init__(self, controller: Controller):
+        self._controller = controller
+        self._steps = controller.steps()
+        self._finished = False
+        next(self._steps)  # the workers begin now, not when somebody asks for the first step
+
+    def __iter__(self) -> Iterator[list[Report]]:
+        return self
+
+    def __next__(self) -> list[Report]:
+        if self._finished:
+            raise StopIteration
+        try:
+            return next(self._steps)
+        except BaseException:
+            self._finished = not self.is_running()  # another thread's next() fails without ending the run
+            raise
+
+    def is_finished(self) -> bool:
+        return self._finished
+
+    def is_running(self) -> bool:
+        """Whether somebody is inside `next` right now: another thread, or a callback of this very run."""
+        return bool(self._steps.gi_running)  # type: ignore[attr-defined]
+
+    def get_final_results(self, force: bool = False) -> list[Any] | None:
+        """What the function returned, by rank, once the run has succeeded. `force` runs the rest of it first."""
+        if force:
+            for _ in self:
+                pass
+        if not self._finished:
+            logger.info("The run is not finished: iterate to its end first, or call get_final_results(force=True).")
+        return self._controller.values
+
+    def close(self) -> None:
+        """Stop the run unless it has ended. Idempotent."""
+        self._finished = True
+        self._steps.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> "SGDIterator":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

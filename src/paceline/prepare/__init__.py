@@ -1,0 +1,61 @@
+"""Torch helpers for a training function: device, model, loader, optimizer, precision, reproducibility.
+
+Every name is resolved on first use, so that importing this package does not load torch. Outside a worker each
+helper does the single-process thing, so the same function also runs by hand.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from paceline.prepare.device import get_device
+    from paceline.prepare.loader import PreparedDataLoader, prepare_data_loader
+    from paceline.prepare.model import prepare_model
+    from paceline.prepare.optimizer import backward, prepare_optimizer
+    from paceline.prepare.precision import accelerate
+    from paceline.prepare.reproducibility import enable_reproducibility, rng_state, set_rng_state
+
+__all__ = [
+    "PreparedDataLoader",
+    "accelerate",
+    "backward",
+    "enable_reproducibility",
+    "get_device",
+    "prepare_data_loader",
+    "prepare_model",
+    "prepare_optimizer",
+    "rng_state",
+    "set_rng_state",
+]
+
+# No module may bear the name of a function: once imported it would hide it.
+_HOMES = {
+    "PreparedDataLoader": "loader",
+    "accelerate": "precision",
+    "backward": "optimizer",
+    "enable_reproducibility": "reproducibility",
+    "get_device": "device",
+    "prepare_data_loader": "loader",
+    "prepare_model": "model",
+    "prepare_optimizer": "optimizer",
+    "rng_state": "reproducibility",
+    "set_rng_state": "reproducibility",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependencyError("torch", "torch", f"paceline.prepare.{name}") from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,65 @@
+"""A model on its device, in step with the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import ArgumentTypeError, TrainerStateError
+from paceline.prepare.autocast import run_in_autocast
+from paceline.prepare.device import get_device
+from paceline.prepare.scope import current_place, current_scope
+
+
+def prepare_model(
+    model: torch.nn.Module,
+    move_to_device: bool = True,
+    wrap_ddp: bool = True,
+    ddp_kwargs: Mapping[str, Any] | None = None,
+) -> torch.nn.Module:
+    """Move the model to this worker's device and, with several workers, wrap it in DistributedDataParallel.
+
+    With mixed precision on (see `accelerate`) its forward runs in autocast and returns float32. A model
+    without parameters, such as a loss, is only moved; one without trainable parameters is not wrapped, for
+    DDP refuses it; one that is wrapped already is returned itself. Collective when it wraps: every rank must
+    call it.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(
+            f"prepare_model was given {model!r} of type {type(model).__name__}; expected a torch.nn.Module."
+        )
+    device = get_device()
+    is_wrapped = isinstance(model, DistributedDataParallel)
+    if move_to_device and not is_wrapped:
+        model = model.to(device)
+    inner: torch.nn.Module = model.get_submodule("module") if is_wrapped else model
+    if next(inner.parameters(), None) is None:
+        return model
+    scope = current_scope()
+    scope.num_models += 1
+    if scope.precision is not None:
+        run_in_autocast(inner, device.type, scope.precision)
+    if is_wrapped or not wrap_ddp or not _needs_wrapping(model):
+        return model
+    return DistributedDataParallel(model, **{**ddp_defaults(device, move_to_device), **(ddp_kwargs or {})})
+
+
+def ddp_defaults(device: torch.device, is_moved: bool) -> dict[str, Any]:
+    """DDP wants to know the one GPU of a model, and must not be told of one when it may span several."""
+    return {"device_ids": [device], "output_device": device} if device.type == "cuda" and is_moved else {}
+
+
+def _needs_wrapping(model: torch.nn.Module) -> bool:
+    place = current_place()
+    if place is None or place.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
+        return False
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise TrainerStateError(
+            f"prepare_model would wrap the model for {place.world_size} workers, but they form no process "
+            "group. Use Trainer(backend='torch'), call torch.distributed.init_process_group first, or pass "
+            "wrap_ddp=False."
+        )
+    return True

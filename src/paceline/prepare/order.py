@@ -1,0 +1,189 @@
+"""In which order a rank sees its data: a pure function of (sampler, seed, epoch, rank, number of ranks).
+
+Nothing here remembers what was drawn before, so a resumed run finds the order of any epoch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler, get_worker_info
+
+from paceline.prepare.rng import RandomStream, derived_seed, seed_generators
+
+_CHUNK = 4096  # indices drawn at a time: swapping generators costs little then, and a sampler may be endless
+
+
+@dataclass
+class Position:
+    """Where a loader stands. `is_begun`: batches were taken since it was set; a new loop is a new epoch."""
+
+    epoch: int = 0
+    batch: int = 0
+    is_begun: bool = False
+
+    def put(self, epoch: int, batch: int = 0, *, is_begun: bool = False) -> None:
+        self.epoch, self.batch, self.is_begun = epoch, batch, is_begun
+
+    def set_epoch(self, epoch: int) -> None:
+        """Keeps the batch of a loaded position in that epoch: a resumed loop may announce it as always."""
+        if epoch != self.epoch or self.is_begun:
+            self.put(epoch)
+
+    def begin(self) -> None:
+        if self.is_begun:
+            self.put(self.epoch + 1)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of several ranks gets: every world_size-th item, equally many on each rank.
+
+    An order that does not divide evenly is filled up from its start, or cut with `drop_last`.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+
+    def of(self, order: Iterator[Any]) -> Iterator[Any]:
+        head: list[Any] = []
+        while group := list(islice(order, self.world_size)):
+            head = head or group
+            missing = self.world_size - len(group)
+            if missing and self.drop_last:
+                return
+            yield [*group, *islice(cycle(head), missing)][self.rank]
+
+    def count(self, total: int) -> int:
+        return total // self.world_size if self.drop_last else -(-total // self.world_size)
+
+
+class ShardSampler(Sampler[Any]):
+    """One rank's share of what another sampler, of samples or of batches, yields in an epoch.
+
+    The other sampler draws from generators seeded by (seed, epoch), equal on all ranks: it keeps its kind of
+    order and the ranks' shares do not overlap. A sampler with a random generator that is neither global nor
+    called `generator` has to be seeded alike on all ranks by its owner.
+    """
+
+    def __init__(self, source: Iterable[Any], share: Share, seed: int, position: Position):
+        self.source, self.share, self.seed = source, share, seed
+        self.position = position
+
+    def set_epoch(self, epoch: int) -> None:
+        self.position.set_epoch(epoch)
+
+    def order(self, epoch: int) -> Iterator[Any]:
+        for sampler in _with_inner(self.source):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        drawn = seeded_order(self.source, derived_seed("order", self.seed, epoch))
+        return drawn if self.share.world_size == 1 else self.share.of(drawn)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.order(self.position.epoch)
+
+    def __len__(self) -> int:
+        return self.share.count(len(self.source))  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute_of("source", self, name)
+
+
+class BatchOrder(Sampler[Any]):
+    """What the loader reads: a shard from the position on. What comes before it is drawn, but not loaded.
+
+    A shard of samples is cut into batches of `size`; one of batches (or of samples that a loader takes one by
+    one) is passed on. Other attributes are those of the sampler in whose place this one stands.
+    """
+
+    def __init__(self, shard: ShardSampler, replaced: Any, rank: int, size: int | None = None):
+        self.sampler, self.replaced, self.rank, self._size = shard, replaced, rank, size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Read now, not at the first batch: the position may have moved by then.
+        position = self.sampler.position
+        return self._from(position.epoch, position.batch)
+
+    def _from(self, epoch: int, start: int) -> Iterator[Any]:
+        items = self.sampler.order(epoch)
+        if self._size is not None:
+            items = _batched(items, self._size, self.sampler.share.drop_last)
+        for number, item in enumerate(islice(items, start, None), start):
+            seed = derived_seed("batch", self.sampler.seed, epoch, self.rank, number)
+            yield SeededBatch(item, seed) if type(item) is list else item
+
+    def __len__(self) -> int:
+        count = len(self.sampler)
+        return (
+            count if self._size is None else Share(0, self._size, self.sampler.share.drop_last).count(count)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute_of("replaced", self, name)
+
+
+class SeededBatch(list[Any]):
+    """The indices of a batch. Reading them in a loader's worker process seeds that process for this batch.
+
+    Random transforms then depend on the batch, and not on which worker loads it after how many others: the
+    only way for a resumed epoch to repeat them without loading what it skips. The indices are the one thing
+    of ours that reaches a worker unchanged whatever the dataset, `collate_fn` and `worker_init_fn` are.
+    """
+
+    def __init__(self, indices: Iterable[Any] = (), seed: int = 0):
+        super().__init__(indices)
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            seed_generators(self.seed)
+        return super().__iter__()
+
+    def __reduce__(self) -> tuple[type, tuple[list[Any], int]]:
+        return SeededBatch, (self[:], self.seed)
+
+
+def seeded_order(source: Iterable[Any], seed: int) -> Iterator[Any]:
+    """Iterate over `source` with random numbers of its own, leaving everyone else's untouched."""
+    stream = RandomStream(seed, _generators_of(source))
+    items: Iterator[Any] | None = None
+    while True:
+        with stream.lent():
+            items = iter(source) if items is None else items
+            chunk = list(islice(items, _CHUNK))
+        yield from chunk
+        if len(chunk) < _CHUNK:
+            return
+
+
+def _generators_of(source: Any) -> list[torch.Generator]:
+    found = {id(g): g for g in (getattr(sampler, "generator", None) for sampler in _with_inner(source))}
+    return [generator for generator in found.values() if isinstance(generator, torch.Generator)]
+
+
+def _with_inner(source: Any) -> list[Any]:
+    """A sampler and the one it draws from, as a batch sampler does."""
+    inner = getattr(source, "sampler", None)
+    return [source] if inner is None else [source, *_with_inner(inner)]
+
+
+def _attribute_of(holder: str, sampler: Any, name: str) -> Any:
+    if name == holder:  # not set yet: a copy is being made
+        raise AttributeError(name)
+    return getattr(getattr(sampler, holder), name)
+
+
+def _batched(order: Iterator[Any], batch_size: int, drop_last: bool) -> Iterator[list[Any]]:
+    while batch := list(islice(order, batch_size)):
+        if drop_last and len(batch) < batch_size:
+            return
+        yield batch

@@ -1,0 +1,77 @@
+"""The same run twice, and the same run after an interruption."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline import session
+from paceline.errors import ArgumentError
+from paceline.prepare.device import get_device
+from paceline.prepare.rng import generator_states, restore_generators
+from paceline.prepare.scope import current_scope
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def enable_reproducibility(seed: int = 0) -> None:
+    """Seed python, numpy and torch and allow only deterministic algorithms; call it first, on every rank.
+
+    All ranks get the same seed, so that models start equal. Loaders prepared afterwards take their order and
+    the seeds of their worker processes from it. The run folder records the seed.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ArgumentError(f"seed={seed!r}; expected an integer from 0 to 2**63 - 1.")
+    scope = current_scope()
+    if scope.seed is None:
+        _remember_switches(scope.undo)
+    scope.seed = seed
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # every CUDA device, too
+    os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    if session.current() is not None:
+        session.note("seed", seed=seed)
+
+
+def rng_state() -> dict[str, Any]:
+    """The generators of python, numpy and torch as plain values for a checkpoint; those of this rank only."""
+    states = generator_states()
+    device = get_device()
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what `rng_state` returned; on a CPU, a GPU's part of it is left out."""
+    missing = {"python", "numpy", "torch"} - set(state)
+    if missing:
+        raise ArgumentError(
+            f"this state lacks {', '.join(sorted(missing))}; expected what rng_state() returned."
+        )
+    restore_generators({name: state[name] for name in ("python", "numpy", "torch")})
+    device = get_device()
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _remember_switches(undo: list[Any]) -> None:
+    """For a worker that is used again: the switches below are the process's, not the run's."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark, cublas = torch.backends.cudnn.benchmark, os.environ.get(_CUBLAS)
+
+    def turn_back() -> None:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
+        if cublas is None:
+            os.environ.pop(_CUBLAS, None)
+
+    undo.append(turn_back)

@@ -1,0 +1,164 @@
+"""Files that are whole or not there: atomic replacement for documents, appends of whole lines for logs."""
+
+import errno
+import os
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.runs.encoding import decode, encode_line
+
+_BLOCK_BYTES = 65_536
+
+
+def write_atomic(path: Path | str, data: bytes, durable: bool = True) -> None:
+    """Replaces `path` by `data`: a reader sees the old file or the new one, also when this process is killed.
+
+    With `durable` also when the machine crashes. If storage refuses: OSError, and nothing is left behind.
+    """
+    directory, name = os.path.split(path)
+    beside = os.path.join(directory, f".{name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            _write_all(fd, data)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+    if durable:
+        _sync_directory(directory or ".")
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    num_written = os.write(fd, data)
+    while num_written < len(data):
+        num_written += os.write(fd, data[num_written:])
+
+
+def _sync_directory(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such thing
+            raise
+    finally:
+        os.close(fd)
+
+
+class JsonLines:
+    """Appends JSON lines to a file that has this one writer; any thread may append and flush.
+
+    `append` only buffers. `flush` hands everything to the kernel in one write, so what was flushed survives a
+    kill of this process. When storage refuses, the file is cut back to its last whole line, the lines that
+    did not fit are dropped and counted in `num_lost`, and OSError is raised; the next flush starts afresh.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = path
+        self.num_lost = 0
+        self._pending: deque[bytes] = deque()
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        self._is_torn = True  # until looked at: an earlier writer may have been killed inside a line
+
+    def __len__(self) -> int:
+        """The number of lines that wait for a flush."""
+        return len(self._pending)
+
+    def append(self, obj: Any) -> None:
+        if self._fd >= 0:  # a line that comes after close has nowhere to go
+            self._pending.append(encode_line(obj))
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._fd < 0 or not self._pending:
+                return
+            lines = list(self._pending)
+            data = b"".join(lines)
+            start = sys.maxsize  # so that nothing counts as written if not even the size can be read
+            try:
+                start = self._end_of_lines()
+                self._is_torn = True  # and stays so if anything, a Ctrl-C too, cuts the write short
+                _write_all(self._fd, data)
+                self._is_torn = False
+            except OSError:
+                self.num_lost += len(lines) - self._count_written(data, start)
+                self._drop(len(lines))
+                raise
+            # Lines leave the buffer after they were written: a Ctrl-C in between repeats some and loses none.
+            self._drop(len(lines))
+
+    def sync(self) -> None:
+        """Makes what was flushed survive a crash of the machine."""
+        with self._lock:
+            if self._fd >= 0:
+                os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Flushes and closes; closed even if the flush raises. Idempotent."""
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def _drop(self, num_lines: int) -> None:
+        for _ in range(num_lines):
+            self._pending.popleft()
+
+    def _count_written(self, data: bytes, start: int) -> int:
+        try:
+            return data.count(b"\n", 0, max(self._end_of_lines() - start, 0))
+        except OSError:
+            return 0
+
+    def _end_of_lines(self) -> int:
+        """The size of the file, which is first cut back to its last newline if a write was not completed."""
+        end = os.fstat(self._fd).st_size
+        if not self._is_torn:
+            return end
+        whole = 0
+        for block in range((end - 1) // _BLOCK_BYTES, -1, -1):
+            newline = os.pread(self._fd, _BLOCK_BYTES, block * _BLOCK_BYTES).rfind(b"\n")
+            if newline >= 0:
+                whole = block * _BLOCK_BYTES + newline + 1
+                break
+        if whole < end:
+            os.ftruncate(self._fd, whole)
+        self._is_torn = False
+        return whole
+
+
+def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
+    """The objects of a JSON lines file; a torn last line is ignored, and a file that is missing has none.
+
+    A damaged line in the middle (a disk that lost a block) is left out too: the others are worth reading.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    whole = data[: data.rfind(b"\n") + 1]
+    objects = (decode(line) for line in whole.split(b"\n"))
+    return [obj for obj in objects if isinstance(obj, dict)]
+
+
+def read_json(path: Path | str) -> dict[str, Any] | None:
+    """The object in a JSON file, or None where there is no readable one."""
+    try:
+        obj = decode(Path(path).read_bytes())
+    except OSError:
+        return None
+    return obj if isinstance(obj, dict) else None

@@ -1,0 +1,190 @@
+"""The run folder as its driver writes it: what was asked, what happens, and how it ended."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.errors import TrainerStateError
+from paceline.runs.durable import JsonLines, write_atomic
+from paceline.runs.encoding import encode_document
+from paceline.runs.logdir import make_run_dir, resolve_logdir
+from paceline.runs.status import Heartbeat, RunState, StatusFile
+
+__all__ = ["RunFolder", "resolve_logdir"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_WAITING_LINES = 256
+_ENVIRONMENT_TIMEOUT_S = 15.0
+
+
+class RunFolder:
+    """One run, written by the driver alone; all methods may be called from any thread.
+
+    Once the folder exists, storage that refuses (a full disk, a folder somebody deleted) never stops a run:
+    the first refusal is logged, the lines that were lost are counted, and an event says how many when there
+    is room again. `record_step` and `record_event` only buffer; `flush`, a heartbeat, a final state and
+    `close` write.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
+        """For `create`: `path` is new and belongs to this object."""
+        self.path = path
+        self.name = f"{path.parent.name}/{path.name}"
+        self.checkpoints_dir = path / "checkpoints"
+        self.logs_dir = path / "logs"
+        self._clock = clock
+        self._metrics = JsonLines(path / "metrics.jsonl")
+        self._events = JsonLines(path / "events.jsonl")
+        self._status = StatusFile(path / "status.json", clock)
+        self._heartbeat: Heartbeat | None = None
+        self._environment: threading.Thread | None = None
+        self._flush_lock = threading.RLock()
+        self._num_lost_told = 0
+        self._has_warned = False
+
+    @classmethod
+    def create(cls, logdir: Path | str, *, clock: Callable[[], float] = time.time) -> "RunFolder":
+        """Makes the next run of a Trainer's folder, in state PENDING; ArgumentError if that cannot be."""
+        path = make_run_dir(Path(logdir))
+        folder = cls(path, clock)
+        folder.checkpoints_dir.mkdir()
+        folder.logs_dir.mkdir()
+        folder._status.beat()
+        return folder
+
+    def log_path(self, rank: int) -> Path:
+        return self.logs_dir / f"rank_{rank}.log"
+
+    @property
+    def state(self) -> RunState:
+        return self._status.state
+
+    def write_request(self, request: Mapping[str, Any]) -> None:
+        """Writes run.json, once: what was asked does not change while it is being done."""
+        path = self.path / "run.json"
+        if path.exists():
+            raise TrainerStateError(f"{path} is already written: the request of a run is recorded once.")
+        with self._tolerate_refusal(path):
+            write_atomic(path, encode_document(request))
+
+    def record_environment(self) -> None:
+        """Writes environment.json and code.diff in the background; `close` waits for it."""
+        self._environment = threading.Thread(
+            target=self._write_environment, name="paceline-environment", daemon=True
+        )
+        self._environment.start()
+
+    def _write_environment(self) -> None:
+        from paceline.runs.environment import write_environment
+
+        with self._tolerate_refusal(self.path / "environment.json"):
+            write_environment(self.path)
+
+    def set_state(self, state: RunState | str, reason: str | None = None, **fields: Any) -> None:
+        """Writes status.json; `fields`, such as worker_pids, stay until they are set again.
+
+        A final state is durable, comes after every line recorded so far, and stands: later calls do nothing.
+        """
+        state = RunState(state)
+        if state.is_final:
+            self.flush()
+            for lines in (self._metrics, self._events):
+                with suppress(
+                    OSError
+                ):  # some storage cannot; the lines are with the kernel, which is all we need
+                    lines.sync()
+        with self._tolerate_refusal(self._status.path):
+            self._status.set(state, reason, fields)
+        if state.is_final:
+            self.stop_heartbeat()
+
+    def start_heartbeat(self, interval_s: float = 2.0) -> None:
+        """Shows readers that the driver lives, and flushes, until the state is final. Idempotent."""
+        if self._heartbeat is None and not self.state.is_final:
+            self._heartbeat = Heartbeat(self.beat, interval_s)
+            self._heartbeat.start()
+
+    def stop_heartbeat(self) -> None:
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
+
+    def beat(self) -> bool:
+        """One heartbeat, for who has a loop of their own; False when the run needs no more of them."""
+        self.flush()
+        with self._tolerate_refusal(self._status.path):
+            self._status.beat()
+        return not self.state.is_final
+
+    def record_step(self, iteration: int, attempt: int, results: Sequence[Mapping[str, Any] | None]) -> None:
+        """One line of metrics.jsonl; `results` has one entry a rank, None for a rank without one."""
+        self._metrics.append({"step": iteration, "attempt": attempt, "time": self._clock(), "ranks": results})
+        if len(self._metrics) >= _MAX_WAITING_LINES:
+            self.flush()
+
+    def record_event(self, kind: str, /, **fields: Any) -> None:
+        """One line of events.jsonl; a `time` among the fields, such as a worker's, replaces ours."""
+        self._events.append({"time": self._clock(), **fields, "kind": kind})
+
+    def flush(self) -> None:
+        """Hands all lines to the kernel: from then on they survive a kill of this process."""
+        with self._flush_lock:
+            has_written = [self._flush_lines(lines) for lines in (self._metrics, self._events)]
+            if any(has_written):
+                self._tell_lost_lines()
+
+    def close(self) -> None:
+        """Stops the heartbeat, flushes and closes; the state stays what it is. Idempotent."""
+        self.stop_heartbeat()
+        if self._environment is not None:
+            self._environment.join(_ENVIRONMENT_TIMEOUT_S)
+        with self._flush_lock:
+            self.flush()
+            self._tell_lost_lines()
+            for lines in (self._metrics, self._events):
+                with self._tolerate_refusal(lines.path):
+                    lines.close()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _flush_lines(self, lines: JsonLines) -> bool:
+        """Whether something was written, and so whether there is room."""
+        if not len(lines):
+            return False
+        with self._tolerate_refusal(lines.path):
+            lines.flush()
+            return True
+        return False
+
+    def _tell_lost_lines(self) -> None:
+        num_steps, num_events = self._metrics.num_lost, self._events.num_lost
+        if num_steps + num_events > self._num_lost_told:
+            self.record_event("lines_lost", num_steps=num_steps, num_events=num_events)
+            if self._flush_lines(self._events):
+                self._num_lost_told = num_steps + num_events
+
+    @contextmanager
+    def _tolerate_refusal(self, path: Path | str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s could not be written (%s). The run goes on; records are missing until there is room "
+                    "again, and this is not said twice.",
+                    path,
+                    error.strerror or error,
+                )

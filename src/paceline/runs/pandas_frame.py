@@ -1,0 +1,56 @@
+"""Metrics as a pandas frame: one row for each step and rank."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_OWN_COLUMNS = ("step", "rank", "attempt")
+
+
+def metrics_frame(lines: Iterable[Mapping[str, Any]], *, with_superseded: bool = False) -> "pd.DataFrame":
+    """Columns step, rank, attempt, then every metric in the order of its first report.
+
+    A metric that is called like one of the three appears as `reported_step` and so on. After a restart from a
+    checkpoint some steps are done again: unless `with_superseded`, only the highest attempt's are kept.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingDependencyError("pandas", "data", "reading the metrics of a run as a frame") from error
+    lines = [line for line in lines if _is_step(line)]
+    if not with_superseded:
+        lines = last_attempts(lines)
+    rows = [row for line in lines for row in _rows(line)]
+    columns = dict.fromkeys(_OWN_COLUMNS) | dict.fromkeys(key for row in rows for key in row)
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+def last_attempts(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One line a step, in the order of steps: its highest attempt's, and of two of a kind the later."""
+    last: dict[int, Mapping[str, Any]] = {}
+    for line in lines:
+        present = last.get(line["step"])
+        if present is None or present["attempt"] <= line["attempt"]:
+            last[line["step"]] = line
+    return [last[step] for step in sorted(last)]
+
+
+def _is_step(line: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(line.get("step"), int)
+        and isinstance(line.get("attempt"), int)
+        and isinstance(line.get("ranks"), list)
+    )
+
+
+def _rows(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"step": line["step"], "rank": rank, "attempt": line["attempt"]}
+        | {f"reported_{key}" if key in _OWN_COLUMNS else key: value for key, value in metrics.items()}
+        for rank, metrics in enumerate(line["ranks"])
+        if isinstance(metrics, dict)
+    ]

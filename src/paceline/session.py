@@ -1,0 +1,300 @@
+"""Inside a worker: the only door between the training function and the driver.
+
+The functions here work in a worker and outside of one. Outside, they do what makes sense for a single process (rank 0
+of 1, nothing recorded) and say so once, so the same training function also runs by hand.
+"""
+
+import logging
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.backends.base import BackendConfig
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, CheckpointWriter
+from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, WritingSaver
+from paceline.errors import ArgumentTypeError
+from paceline.workers import parcel
+from paceline.workers.base import Place, Wire
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = frozenset((int, float, str, bool, type(None)))
+_ALONE = Place()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt at a run, as every rank of it gets it."""
+
+    fn: Callable[..., Any]
+    config: dict[str, Any] | None
+    """None when the function takes no argument."""
+    backend: BackendConfig
+    checkpoint_root: str
+    strategy: CheckpointStrategy
+    resume_from: str | dict[str, Any] | None = None
+    first_checkpoint_id: int = 1
+    first_iteration: int = 0
+    detailed_metrics: bool = False
+
+
+class Session:
+    """The state behind the functions below, for the time of one call of the training function."""
+
+    def __init__(self, wire: Wire, task: Task):
+        self.place = wire.place
+        self.extras: dict[str, Any] = {}
+        self._wire = wire
+        self._task = task
+        self._iteration = task.first_iteration
+        self._start = self._last_report = time.perf_counter()
+        self._total_s = 0.0
+        self._saver = _saver(wire, task)
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Stamp, number and queue. The values are pickled here: what happens to them afterwards does not matter, and
+        one that cannot be sent is an error on the user's own line."""
+        now = time.perf_counter()
+        self._iteration += 1
+        for value in metrics.values():
+            if type(value) not in _PLAIN:
+                metrics = {key: _plain(item) for key, item in metrics.items()}
+                break
+        metrics["_timestamp"] = int(time.time())
+        elapsed = metrics.setdefault("_time_this_iter_s", now - self._last_report)
+        metrics["_training_iteration"] = self._iteration
+        self._last_report = now
+        if self._task.detailed_metrics:
+            self._total_s += elapsed
+            metrics.update(_detailed(self._total_s))
+        try:
+            packed = pickle.dumps(metrics, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            packed = _pack_metrics(metrics)
+        self._wire.send_packed("report", packed)
+
+    def save_checkpoint(self, state: dict[str, Any], directory: str | Path | None) -> None:
+        self._saver.save(state, directory, self._iteration)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        return self._saver.load()
+
+    def should_stop(self) -> bool:
+        return self._wire.stopping
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self._wire.send("note", (kind, fields))
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is committed."""
+        self._saver.close()
+
+
+def _saver(wire: Wire, task: Task) -> Saver:
+    if task.strategy.num_to_keep == 0:
+        on_save = (lambda state, iteration: wire.send_packed("kept", parcel.dumps((state, iteration))))
+        return MemorySaver(task.resume_from, on_save if wire.place.world_rank == 0 else None)
+    store = CheckpointStore(task.checkpoint_root)
+    if wire.place.world_rank == 0:
+        writer = CheckpointWriter(
+            store, task.strategy, task.first_checkpoint_id, lambda info: wire.send("committed", info)
+        )
+        return WritingSaver(task.resume_from, store, writer)
+    return FollowingSaver(task.resume_from, store, task.first_checkpoint_id)
+
+
+_current: Session | None = None
+_noticed = False
+
+
+def current() -> Session | None:
+    return _current
+
+
+def train(wire: Wire, task: Task) -> tuple[Any, bool]:
+    """Run the user's function in a session: what the driver submits to every rank. Returns its value and whether the
+    process group is still fit for another run."""
+    with open_session(wire, task) as session:
+        value = task.fn() if task.config is None else task.fn(task.config)
+        session.close()
+    return value, task.backend.intact()
+
+
+@contextmanager
+def open_session(wire: Wire, task: Task) -> Iterator[Session]:
+    global _current
+    session = _current = Session(wire, task)
+    try:
+        yield session
+    finally:
+        _current = None
+
+
+def report(*args: Any, **metrics: Any) -> None:
+    """Send metrics of this step to the driver: `report(loss=0.1, accuracy=0.9)`.
+
+    Returns at once; nothing waits for the driver or for the other ranks. Every rank has to report equally often: the
+    k-th reports of all ranks make one step. Tensors arrive as numbers (if they hold one) or numpy arrays.
+    """
+    if args:
+        raise ArgumentTypeError(
+            f"report() takes keywords only, got {args[0]!r}: write report(loss=0.1), or report(**metrics) for a dict."
+        )
+    if _current is None:
+        _notice("report")
+    else:
+        _current.report(metrics)
+
+
+def save_checkpoint(directory: str | Path | None = None, /, **state: Any) -> None:
+    """Save the state of the training: `save_checkpoint(epoch=3, model=model.state_dict())`.
+
+    Rank 0's state is what is kept; other ranks may call it too. The state is copied in memory, and written and committed
+    in the background. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory to keep
+    files: `save_checkpoint("my_dir", epoch=3)`.
+    """
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise ArgumentTypeError(
+            f"save_checkpoint() takes keywords, and a directory before them if you like; got {type(directory).__name__}. "
+            "Write save_checkpoint(epoch=3, model=model.state_dict()), or save_checkpoint(**state) for a dict."
+        )
+    if _current is None:
+        _notice("save_checkpoint")
+    else:
+        _current.save_checkpoint(state, directory)
+
+
+def load_checkpoint() -> Checkpoint | None:
+    """The checkpoint to go on from: the latest one saved in this run, else the one the run was given, else None."""
+    if _current is None:
+        _notice("load_checkpoint")
+        return None
+    return _current.load_checkpoint()
+
+
+def should_stop() -> bool:
+    """Whether the run was asked to end. A long loop looks at it, saves a checkpoint and returns."""
+    return _current is not None and _current.should_stop()
+
+
+def in_worker() -> bool:
+    """Whether this code runs in a function that a Trainer has called."""
+    return _current is not None or _worker_place is not _ALONE
+
+
+def place() -> Place:
+    """Where this process stands among the workers; rank 0 of 1 outside of a worker."""
+    return _current.place if _current is not None else _worker_place
+
+
+def world_rank() -> int:
+    return place().world_rank
+
+
+def local_rank() -> int:
+    """The rank among the workers of this machine."""
+    return place().local_rank
+
+
+def node_rank() -> int:
+    """The number of this machine among those of the run."""
+    return place().node_rank
+
+
+def world_size() -> int:
+    return place().world_size
+
+
+def local_world_size() -> int:
+    return place().local_world_size
+
+
+def note(kind: str, **fields: Any) -> None:
+    """Write a line into the run's `events.jsonl`. Does nothing outside a worker."""
+    if _current is not None:
+        _current.note(kind, **fields)
+
+
+_worker_place = _ALONE
+
+
+def call_in_worker(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `Trainer.execute`'s function: ranks are known, but there is no run to report to."""
+    global _worker_place
+    _worker_place = wire.place
+    try:
+        if "instance" in wire.shared:
+            args = (wire.shared["instance"], *args)
+        return fn(*args, **kwargs)
+    finally:
+        _worker_place = _ALONE
+
+
+def make_instance(wire: Wire, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Create the class API's object on this worker, where `execute` finds it."""
+    wire.shared.pop("instance", None)
+    wire.shared["instance"] = call_in_worker(wire, cls, args, kwargs)
+
+
+def _notice(name: str) -> None:
+    global _noticed
+    if not _noticed:
+        _noticed = True
+        logger.warning(
+            "%s() was called outside a Paceline worker: going on as a single process. Nothing is recorded.", name
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Tensors as numbers or arrays: the driver need not load torch, nor have this worker's GPU."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item) for item in value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach()
+        if value.dim() == 0:
+            return value.item()
+        value = value.cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return value
+
+
+def _pack_metrics(metrics: dict[str, Any]) -> bytes:
+    for key, value in metrics.items():
+        try:
+            parcel.dumps(value)
+        except Exception as error:
+            raise ArgumentTypeError(
+                f"report({key}=...): a {type(value).__qualname__} cannot be sent to the driver "
+                f"({type(error).__name__}: {error}). Report numbers, text, arrays or tensors."
+            ) from error
+    return parcel.dumps(metrics)
+
+
+def _detailed(total_s: float) -> dict[str, Any]:
+    hostname = socket.gethostname()
+    return {
+        "_date": time.strftime("%Y-%m-%d_%H-%M-%S"),
+        "_hostname": hostname,
+        "_node_ip": _node_ip(hostname),
+        "_pid": os.getpid(),
+        "_time_total_s": total_s,
+    }
+
+
+def _node_ip(hostname: str) -> str:
+    try:
+        return socket.gethostbyname(hostname)
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,382 @@
+"""Trainer: call a training function on many workers."""
+
+import inspect
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.backends import resolve_backend
+from paceline.backends.base import BackendConfig
+from paceline.callbacks import SGDCallback, default_progress
+from paceline.callbacks.dispatch import CallbackList
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, read_info
+from paceline.control.controller import Controller, Plan
+from paceline.control.crew import Crew, Setup
+from paceline.control.iterator import SGDIterator
+from paceline.errors import ArgumentError, ArgumentTypeError, StackDumpError, TrainerStateError
+from paceline.runs import RunFolder, describe_function, resolve_logdir
+from paceline.session import call_in_worker
+from paceline.workers import resolve_engine
+from paceline.workers.base import Engine, Resources
+
+DETAILED_METRICS = "SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS"
+
+
+class Trainer:
+    """Calls a training function on `num_workers` workers, as often as you like.
+
+    >>> with Trainer(backend="torch", num_workers=2) as trainer:
+    ...     results = trainer.run(train_func, config={"lr": 0.1})
+
+    Args:
+        backend: how the workers become one group: "torch", or a config object such as `TorchConfig(timeout_s=60)`.
+        num_workers: 0 runs the function in this process, where a debugger works.
+        use_gpu: one GPU for each worker, unless `gpus_per_worker` says how many.
+        cpus_per_worker, gpus_per_worker, resources_per_worker: what a worker may use; the dict has keys "CPU" and "GPU".
+        logdir: where the runs of this Trainer go; a relative path is below the results folder (`~/paceline_results`, or
+            the environment variable PACELINE_RESULTS). Default: a new folder named after the present time.
+        max_retries: how often a run may be restarted after workers have died; negative means always.
+        engine: where the workers live; by default this machine.
+        hang_timeout_s: treat a rank that sends nothing for so long as failed, and keep its stacks. Default: wait for ever.
+    """
+
+    def __init__(
+        self,
+        backend: str | BackendConfig = "torch",
+        num_workers: int = 1,
+        use_gpu: bool = False,
+        cpus_per_worker: float | None = None,
+        gpus_per_worker: float | None = None,
+        resources_per_worker: Mapping[str, float] | None = None,
+        logdir: str | os.PathLike[str] | None = None,
+        max_retries: int = 3,
+        engine: str | Engine | None = None,
+        hang_timeout_s: float | None = None,
+    ):
+        self.backend = resolve_backend(backend)
+        self.num_workers = _check_count("num_workers", num_workers)
+        self.resources = _resources(use_gpu, cpus_per_worker, gpus_per_worker, resources_per_worker)
+        self.max_retries = _check_int("max_retries", max_retries)
+        self.hang_timeout_s = _check_timeout("hang_timeout_s", hang_timeout_s)
+        self.engine = resolve_engine(engine, num_workers=num_workers)
+        self.logdir: Path = resolve_logdir(logdir)
+        self._crew = Crew(self.engine, self.backend, self.num_workers, self.resources)
+        self._iterator: SGDIterator | None = None
+        self._controller: Controller | None = None
+        self._loaded: tuple[str, Checkpoint] | None = None
+        self.engine.warm(self.backend.preload)
+
+    def start(
+        self,
+        execution_class: Callable[..., Any] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        initialization_hook: Callable[[], Any] | None = None,
+    ) -> None:
+        """Start the workers and join them into a group. `run` does it by itself when it has not been done.
+
+        With a class, each worker makes an object `execution_class(*args, **kwargs)`, which `execute` then works on. The
+        hook is called on every worker. Both are done again when workers had to be renewed. Calling it on a started
+        Trainer without arguments does nothing.
+        """
+        setup = Setup(initialization_hook, execution_class, tuple(args), dict(kwargs or {}))
+        if self._crew.group is not None:
+            if setup == Setup():
+                return
+            raise TrainerStateError("The workers are started already: call shutdown() before start() with new arguments.")
+        self._crew.start(setup)
+
+    def run(
+        self,
+        train_func: Callable[..., Any],
+        config: dict[str, Any] | None = None,
+        callbacks: Sequence[SGDCallback] | None = None,
+        checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
+        checkpoint_strategy: CheckpointStrategy | None = None,
+    ) -> list[Any]:
+        """Call the function on every worker and return what it returned, by rank. Blocking.
+
+        Args:
+            train_func: takes nothing, or the config.
+            config: given to the function; each worker has a copy.
+            callbacks: told about the run in this process; see `SGDCallback`.
+            checkpoint: what `load_checkpoint()` returns at the start: a dict, or the path or URL of a checkpoint.
+            checkpoint_strategy: which checkpoints are kept, and where.
+
+        An exception of the function is raised here with its own type and a note with the rank and its traceback.
+        """
+        iterator = self.run_iterator(train_func, config, callbacks, checkpoint, checkpoint_strategy)
+        with iterator:
+            values = iterator.get_final_results(force=True)
+        assert values is not None
+        return values
+
+    def run_iterator(
+        self,
+        train_func: Callable[..., Any],
+        config: dict[str, Any] | None = None,
+        callbacks: Sequence[SGDCallback] | None = None,
+        checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
+        checkpoint_strategy: CheckpointStrategy | None = None,
+    ) -> SGDIterator:
+        """The same as `run`, but hands out each step: iterate to get the reports of all ranks as they come."""
+        listeners = _callbacks(callbacks)
+        takes_config = _takes_config(train_func)
+        strategy = _strategy(checkpoint_strategy)
+        config, checkpoint = _config(config), _checkpoint(checkpoint)
+        self._end_former_run()
+        folder = RunFolder.create(self.logdir)
+        root = _checkpoint_root(strategy, folder)
+        plan = Plan(
+            fn=train_func,
+            config=config,
+            takes_config=takes_config,
+            checkpoint=checkpoint,
+            checkpoint_root=root,
+            strategy=strategy,
+            max_retries=self.max_retries,
+            hang_timeout_s=self.hang_timeout_s,
+            detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
+        )
+        folder.write_request(self._request(plan))
+        self._controller = Controller(self._crew, self.backend, plan, folder, listeners)
+        self._iterator = SGDIterator(self._controller)
+        return self._iterator
+
+    def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every worker and return the values by rank. With the class API, the worker's
+        object is its first argument: `execute(lambda w: w.train())`."""
+        self._end_former_run()
+        self._crew.ensure()
+        return self._crew.all(call_in_worker, fn, args, kwargs)
+
+    def execute_single(self, fn: Callable[..., Any], *args: Any, rank: int = 0, **kwargs: Any) -> Any:
+        """The same on one worker."""
+        if not 0 <= rank < self._crew.world_size:
+            raise ArgumentError(f"rank={rank}: there are {self._crew.world_size} workers, from rank 0 on.")
+        self._end_former_run()
+        self._crew.ensure()
+        return self._crew.one(rank, call_in_worker, fn, args, kwargs)
+
+    def stop(self) -> None:
+        """Ask the running function to end: `should_stop()` becomes true on every rank. For callbacks and other threads."""
+        if self._controller is not None:
+            self._controller.request_stop()
+
+    def stacks(self) -> dict[int, str]:
+        """What every rank is doing right now, as Python stacks. For callbacks and other threads."""
+        if self._crew.group is None:
+            raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
+        return self._crew.group.stacks()
+
+    def shutdown(self) -> None:
+        """End the workers. Idempotent; what the last run left stays readable, and the Trainer can start again."""
+        self._end_former_run()
+        self._crew.break_up(grace_s=2.0)
+
+    def __enter__(self) -> "Trainer":
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    @property
+    def latest_run_dir(self) -> Path | None:
+        return self._controller.folder.path if self._controller else None
+
+    @property
+    def latest_checkpoint_dir(self) -> Path | str | None:
+        """The folder with the checkpoints of the latest run; a URL (str) when the strategy says so."""
+        return _as_path(self._controller.plan.checkpoint_root) if self._controller else None
+
+    @property
+    def latest_checkpoint_path(self) -> Path | str | None:
+        """The newest committed checkpoint of the latest run; None when there is none."""
+        if self._controller is None or self._controller.latest is None:
+            return None
+        return _as_path(self._controller.latest.path)
+
+    @property
+    def latest_checkpoint(self) -> dict[str, Any] | None:
+        """The newest checkpoint of the latest run, else the one that run was given. Read when asked for."""
+        if self._controller is None:
+            return None
+        if self._controller.kept is not None:
+            return Checkpoint(self._controller.kept[0])
+        if self._controller.latest is not None:
+            return self._load(self._controller.latest.path)
+        given = self._controller.plan.checkpoint
+        return self._load(given) if isinstance(given, str) else given
+
+    @property
+    def best_checkpoint_path(self) -> Path | str | None:
+        """The best checkpoint of the latest run by its CheckpointStrategy."""
+        if self._controller is None or self._controller.plan.strategy.num_to_keep == 0:
+            return None
+        plan = self._controller.plan
+        best = CheckpointStore(plan.checkpoint_root).best(plan.strategy)
+        return _as_path(best.path) if best else None
+
+    @property
+    def best_checkpoint(self) -> dict[str, Any] | None:
+        path = self.best_checkpoint_path
+        return self._load(str(path)) if path is not None else None
+
+    def __str__(self) -> str:
+        """A table of the workers, their devices and what they use."""
+        from rich.console import Console
+
+        from paceline.worker_table import worker_table
+
+        console = Console(file=io.StringIO(), width=100)
+        group = self._crew.group
+        console.print(worker_table(self.engine, self.backend, self._crew.world_size, self.resources, group))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.splitlines())
+
+    def __repr__(self) -> str:
+        return f"Trainer(backend={self.backend.name!r}, num_workers={self.num_workers}, logdir={str(self.logdir)!r})"
+
+    def _end_former_run(self) -> None:
+        iterator = self._iterator
+        if iterator is None or iterator.is_finished():
+            return
+        if iterator.is_running():
+            raise TrainerStateError(
+                "This Trainer is in the middle of a run: a callback or another thread called it again. "
+                "Use a second Trainer, or wait until the run has ended."
+            )
+        iterator.close()
+
+    def _load(self, path: str) -> Checkpoint:
+        if self._loaded is None or self._loaded[0] != path:
+            self._loaded = (path, load(path))
+        return self._loaded[1]
+
+    def _request(self, plan: Plan) -> dict[str, Any]:
+        return {
+            "function": describe_function(plan.fn),
+            "config": plan.config,
+            "engine": self.engine.name,
+            "backend": repr(self.backend),
+            "num_workers": self.num_workers,
+            "resources": {"cpus": self.resources.cpus, "gpus": self.resources.gpus, **self.resources.custom},
+            "max_retries": self.max_retries,
+            "checkpoint": plan.checkpoint if isinstance(plan.checkpoint, str) else None,
+            "checkpoint_root": plan.checkpoint_root,
+            "checkpoint_strategy": repr(plan.strategy),
+        }
+
+
+def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
+    listeners = list(callbacks or ())
+    progress = default_progress()
+    if progress is not None and not any(type(listener) is type(progress) for listener in listeners):
+        listeners.append(progress)
+    return CallbackList(listeners)
+
+
+def _takes_config(train_func: Callable[..., Any]) -> bool:
+    """Whether to hand over the config. Only parameters without a default have to be filled, and only one can be."""
+    if not callable(train_func):
+        raise ArgumentTypeError(f"train_func is {train_func!r} of type {type(train_func).__name__}; expected a function.")
+    try:
+        parameters = inspect.signature(train_func).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return True
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    unfilled = [
+        p.name
+        for index, p in enumerate(parameters)
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p not in positional[:1]
+    ]
+    if unfilled:
+        name = getattr(train_func, "__name__", repr(train_func))
+        raise ArgumentError(
+            f"{name} has {len(unfilled) + len(positional[:1])} required parameters; a training function takes none, or one: "
+            f"the config. Put {', '.join(unfilled)} into the config, or bind them with functools.partial."
+        )
+    return bool(positional)
+
+
+def _strategy(strategy: CheckpointStrategy | None) -> CheckpointStrategy:
+    if strategy is None:
+        return CheckpointStrategy()
+    if not isinstance(strategy, CheckpointStrategy):
+        raise ArgumentTypeError(f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy.")
+    return strategy
+
+
+def _config(config: dict[str, Any] | None) -> dict[str, Any]:
+    if config is not None and not isinstance(config, Mapping):
+        raise ArgumentTypeError(f"config is {config!r} of type {type(config).__name__}; expected a dict.")
+    return dict(config or {})
+
+
+def _checkpoint(checkpoint: dict[str, Any] | str | os.PathLike[str] | None) -> str | dict[str, Any] | None:
+    if checkpoint is None or isinstance(checkpoint, dict):
+        return checkpoint
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise ArgumentTypeError(
+            f"checkpoint is a {type(checkpoint).__name__}; expected a dict, or the path or URL of a checkpoint."
+        )
+    return read_info(os.fspath(checkpoint)).path
+
+
+def _checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
+    if strategy.storage_path is None:
+        return str(folder.checkpoints_dir)
+    return f"{strategy.storage_path.rstrip('/')}/{folder.path.parent.name}/{folder.path.name}"
+
+
+def _as_path(path: str) -> Path | str:
+    return path if "://" in path else Path(path)
+
+
+def _resources(
+    use_gpu: bool,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    resources_per_worker: Mapping[str, float] | None,
+) -> Resources:
+    """One truth out of four arguments; contradictions are errors."""
+    custom = dict(resources_per_worker or {})
+    cpus = _one_of("CPU", "cpus_per_worker", custom.pop("CPU", None), cpus_per_worker)
+    gpus = _one_of("GPU", "gpus_per_worker", custom.pop("GPU", None), gpus_per_worker)
+    for name, amount in {"CPU": cpus, "GPU": gpus, **custom}.items():
+        if amount is not None and (isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0):
+            raise ArgumentError(f"{name} per worker is {amount!r}; expected a number that is not negative.")
+    if use_gpu and gpus == 0:
+        raise ArgumentError("use_gpu=True contradicts zero GPUs per worker: leave one of them out.")
+    if not use_gpu and gpus and "GPU" in (resources_per_worker or {}):
+        raise ArgumentError(f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False: set use_gpu=True.")
+    return Resources(cpus, float(use_gpu) if gpus is None else gpus, custom)
+
+
+def _one_of(key: str, argument: str, from_dict: float | None, given: float | None) -> float | None:
+    if from_dict is not None and given is not None and from_dict != given:
+        raise ArgumentError(f"resources_per_worker[{key!r}]={from_dict:g} contradicts {argument}={given:g}.")
+    return from_dict if given is None else given
+
+
+def _check_int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}; expected a whole number.")
+    return value
+
+
+def _check_count(name: str, value: Any) -> int:
+    if _check_int(name, value) < 0:
+        raise ArgumentError(f"{name}={value}: expected 1 or more, or 0 to run in this process.")
+    return int(value)
+
+
+def _check_timeout(name: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise ArgumentError(f"{name}={value!r}: expected a positive number of seconds, or None.")
+    return value

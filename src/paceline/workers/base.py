@@ -1,0 +1,175 @@
+"""The seam between the driver and its workers.
+
+The driver talks to a `WorkerGroup`; what happened in the workers comes back as the small frozen values below, in the
+order in which each worker sent them. Engines differ in where workers live, never in what these values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from paceline.workers import parcel
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one worker stands among all of them. `device_index` counts the GPUs visible to this worker."""
+
+    world_rank: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    device_index: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A running worker as the driver sees it."""
+
+    place: Place
+    pid: int
+    host: str
+    gpu_ids: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return self.place.world_rank
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker may use. `cpus` is None when the user did not say: the engine then divides the machine."""
+
+    cpus: float | None = None
+    gpus: float = 0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Something the user's function sent through the session: a report, a committed checkpoint, a note."""
+
+    rank: int
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A submitted call ended with this value."""
+
+    rank: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A submitted call raised. `exception` is None when it could not be brought to the driver."""
+
+    rank: int
+    type_name: str
+    message: str
+    traceback: str
+    exception: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker process is gone; `reason` says how, in words."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Text that a worker wrote to its standard output or error."""
+
+    rank: int
+    text: str
+
+
+Event = Sent | Returned | Raised | Died | Printed
+
+
+@dataclass(frozen=True)
+class Call:
+    """`fn(wire, *args)`, to be run in a worker. One Call may go to many ranks: it is packed once."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+    @cached_property
+    def packed(self) -> bytes:
+        return parcel.dumps((self.fn, self.args))
+
+
+class Wire(Protocol):
+    """The worker's end: every call that runs in a worker gets it as its first argument."""
+
+    place: Place
+
+    def send(self, kind: str, value: Any) -> None:
+        """Queue something for the driver and return at once."""
+
+    def send_packed(self, kind: str, value: bytes) -> None:
+        """The same for a value that is pickled already: the hot path of `report`."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the driver has asked the function to end."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What outlives a call in this worker: the object of the class API lives here."""
+
+
+class WorkerGroup(Protocol):
+    """A fixed number of workers, from `start` to `close`. Not thread-safe, except `request_stop` and `stacks`."""
+
+    infos: Sequence[WorkerInfo]
+
+    def start(self) -> None:
+        """Blocking. Raises WorkerStartError or ResourcesError, and then leaves nothing running."""
+
+    def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
+        """Begin a call on each named rank; its output goes to that rank's log.
+
+        A worker does one call at a time. Each call is answered by one Returned, Raised or Died.
+        """
+
+    def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
+        """Hand over what has happened, waiting up to `timeout_s` for the first event."""
+
+    def request_stop(self) -> None:
+        """Make `should_stop()` true in the running calls."""
+
+    def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
+        """The Python stacks of every rank, also of one that is stuck in C code."""
+
+    def healthy(self) -> bool:
+        """Whether every worker is alive and idle, ready for another call."""
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """End every worker: politely within `grace_s`, then by force. Idempotent."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Makes worker groups. `name` is what the run folder records."""
+
+    name: str
+
+    def warm(self, preload: Sequence[str]) -> None:
+        """Begin, in the background, whatever makes the first group start sooner."""
+
+    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> WorkerGroup:
+        """A group that is not started yet."""
+
+    def describe(self) -> str:
+        """What the workers have to share, for the resource table."""

@@ -1,0 +1,99 @@
+"""The inline engine: one worker, which is this very process. A debugger works, and nothing is started.
+
+The call runs inside `poll`, in the caller's thread, and each thing it sends is delivered before `send` returns.
+"""
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.workers.base import Call, Event, Place, Raised, Resources, Returned, Sent, WorkerInfo
+
+
+class InlineEngine:
+    name = "inline"
+
+    def warm(self, preload: Sequence[str]) -> None:
+        pass
+
+    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "InlineGroup":
+        return InlineGroup()
+
+    def describe(self) -> str:
+        return "this process"
+
+
+class InlineGroup:
+    """See `WorkerGroup` for the contract. Exceptions keep their traceback, since they never leave the process."""
+
+    def __init__(self) -> None:
+        self.infos: Sequence[WorkerInfo] = ()
+        self._wire: InlineWire | None = None
+        self._call: Call | None = None
+
+    def start(self) -> None:
+        self.infos = [WorkerInfo(Place(), os.getpid(), socket.gethostname())]
+        self._wire = InlineWire()
+
+    def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
+        self._call = calls[0]
+
+    def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
+        if self._call is None or self._wire is None:
+            return
+        call, self._call = self._call, None
+        self._wire.deliver, self._wire.stopping = deliver, False
+        deliver(self._run(call, self._wire))
+
+    def _run(self, call: Call, wire: "InlineWire") -> Event:
+        try:
+            value = call.fn(wire, *call.args)
+        except Exception as error:
+            if wire.delivery_error is not None:  # it is not the function that failed
+                raise
+            text = "".join(traceback.format_exception(error))
+            return Raised(0, type(error).__qualname__, str(error), text, error)
+        return Returned(0, value)
+
+    def request_stop(self) -> None:
+        if self._wire is not None:
+            self._wire.stopping = True
+
+    def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
+        frames = sys._current_frames()
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        texts = [f"Thread {names.get(i)}:\n{''.join(traceback.format_stack(f))}" for i, f in frames.items()]
+        return {0: "\n".join(texts)}
+
+    def healthy(self) -> bool:
+        return self._wire is not None and self._call is None
+
+    def close(self, grace_s: float = 0.0) -> None:
+        self.infos, self._wire, self._call = (), None, None
+
+
+class InlineWire:
+    """Delivers at once, in the caller's thread."""
+
+    def __init__(self) -> None:
+        self.place = Place()
+        self.shared: dict[str, Any] = {}
+        self.stopping = False
+        self.deliver: Callable[[Event], None] = lambda event: None
+        self.delivery_error: BaseException | None = None
+
+    def send(self, kind: str, value: Any) -> None:
+        try:
+            self.deliver(Sent(0, kind, value))
+        except BaseException as error:
+            self.delivery_error = error
+            raise
+
+    def send_packed(self, kind: str, value: bytes) -> None:
+        self.send(kind, pickle.loads(value))

@@ -1,0 +1,314 @@
+"""The local engine: workers are processes on this machine, forked from a nursery.
+
+Linux only: a worker's end is noticed through its pidfd, at once and whatever its children still hold open, and the
+kernel ends workers whose nursery is gone.
+"""
+
+import contextlib
+import os
+import pickle
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ResourcesError, StackDumpError, TrainFunctionError, WorkerStartError
+from paceline.workers import parcel
+from paceline.workers.base import Call, Died, Event, Place, Printed, Raised, Resources, Returned, Sent, WorkerInfo
+from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, share_gpus
+from paceline.workers.framing import MessageReader, send_message
+from paceline.workers.nursery import Nursery, shared_nursery
+from paceline.workers.stacks import collect_stacks
+
+_LOG_CHUNK_BYTES = 1 << 16
+
+
+class LocalEngine:
+    """Processes on this machine. `preload` names modules that the nursery imports besides the framework: whatever
+    your function needs and takes long to import, as long as importing it starts no thread."""
+
+    name = "local"
+
+    def __init__(self, preload: Sequence[str] = ()):
+        self.preload = tuple(preload)
+
+    def warm(self, preload: Sequence[str]) -> None:
+        shared_nursery((*preload, *self.preload))
+
+    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "LocalGroup":
+        return LocalGroup(num_workers, resources, (*preload, *self.preload))
+
+    def describe(self) -> str:
+        gpus = gpu_ids()
+        return f"{num_cpus()} cores, {len(gpus)} GPUs"
+
+
+class LocalGroup:
+    """See `WorkerGroup` for the contract."""
+
+    def __init__(self, num_workers: int, resources: Resources, preload: Sequence[str]):
+        self._num_workers = num_workers
+        self._resources = resources
+        self._preload = preload
+        self._workers: list[_Worker] = []
+        self._selector: selectors.BaseSelector | None = None
+        self._scratch: Path | None = None
+        self.infos: Sequence[WorkerInfo] = ()
+
+    def start(self) -> None:
+        specs, shares = self._specs()
+        nursery = shared_nursery(self._preload)
+        pairs = [socket.socketpair() for _ in specs]
+        try:
+            for spec in specs:
+                spec["nursery_pid"] = nursery.pid
+            pids = nursery.fork(specs, [theirs for _, theirs in pairs])
+        except WorkerStartError:
+            for ours, _ in pairs:
+                ours.close()
+            self.close()
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        self._workers = [_Worker(spec, pid, ours, nursery) for spec, pid, (ours, _) in zip(specs, pids, pairs, strict=True)]
+        self.infos = [
+            WorkerInfo(worker.place, worker.pid, socket.gethostname(), share.ids if share else ())
+            for worker, share in zip(self._workers, shares, strict=True)
+        ]
+        self._selector = selectors.DefaultSelector()
+        for worker in self._workers:
+            self._selector.register(worker.sock, selectors.EVENT_READ, worker)
+            self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+
+    def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
+        packed = {rank: call.packed for rank, call in calls.items()}  # fails, if it must, before any rank begins
+        for rank, payload in packed.items():
+            self._workers[rank].begin(payload, logs[rank] if logs else None)
+
+    def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
+        assert self._selector is not None, "poll before start"
+        ready = {id(key.data): key.data for key, _ in self._selector.select(timeout_s)}
+        for worker in ready.values():
+            for event in worker.events():
+                deliver(event)
+            if worker.reader.closed:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(worker.sock)
+            if not worker.alive:
+                self._selector.unregister(worker.pidfd)
+        for worker in self._workers:
+            for text in worker.printed():
+                deliver(Printed(worker.rank, text))
+
+    def request_stop(self) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                send_message(worker.sock, ("stop",))
+
+    def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
+        if not self._workers:
+            raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
+        return collect_stacks({worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s)
+
+    def healthy(self) -> bool:
+        return bool(self._workers) and all(worker.is_idle() for worker in self._workers)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        for worker in self._workers:
+            if grace_s > 0 and worker.is_idle():
+                worker.dismiss()
+        deadline = time.monotonic() + grace_s
+        for worker in self._workers:
+            worker.end(max(0.0, deadline - time.monotonic()))
+        if self._selector is not None:
+            self._selector.close()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._workers, self._selector, self._scratch, self.infos = [], None, None, ()
+
+    def _specs(self) -> tuple[list[dict[str, Any]], list[GpuShare | None]]:
+        """What each worker is forked with. Raises ResourcesError before anything is started."""
+        if self._resources.custom:
+            raise ResourcesError(
+                f"resources_per_worker names {', '.join(sorted(self._resources.custom))}; the local engine counts CPU "
+                "and GPU only. Leave them out here."
+            )
+        shares = share_gpus(self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
+        self._scratch = Path(tempfile.mkdtemp(prefix="paceline_"))
+        specs = [self._spec(rank, share, self._scratch) for rank, share in enumerate(shares)]
+        return specs, shares
+
+    def _spec(self, rank: int, share: GpuShare | None, scratch: Path) -> dict[str, Any]:
+        size = self._num_workers
+        place = Place(rank, rank, 0, size, size, share.index if share else None)
+        return {
+            "place": place,
+            "environ": worker_environ(place, share, num_threads(size, self._resources.cpus)),
+            "sys_path": list(sys.path),
+            "argv": list(getattr(sys, "argv", [""])),
+            "cwd": os.getcwd(),
+            "log_path": str(scratch / f"rank_{rank}.log"),
+            "stacks_path": str(scratch / f"rank_{rank}.stacks"),
+        }
+
+
+def worker_environ(place: Place, share: GpuShare | None, threads: int) -> dict[str, str]:
+    """The driver's environment, and what a script finds under torchrun."""
+    environ = dict(os.environ)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        environ.setdefault(name, str(threads))
+    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here: a name lookup or a VPN must not matter
+    environ.update(
+        RANK=str(place.world_rank),
+        LOCAL_RANK=str(place.local_rank),
+        GROUP_RANK=str(place.node_rank),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_WORLD_SIZE=str(place.local_world_size),
+    )
+    if share is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.visible)
+    return environ
+
+
+class _Worker:
+    """One worker process as its group knows it."""
+
+    def __init__(self, spec: dict[str, Any], pid: int, sock: socket.socket, nursery: Nursery):
+        self.place: Place = spec["place"]
+        self.rank = self.place.world_rank
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)  # it cannot have been reaped: only we ask the nursery for that
+        self.sock = sock
+        self.sock.setblocking(False)
+        self.reader = MessageReader(sock)
+        self.stacks_path = Path(spec["stacks_path"])
+        self.alive = True
+        self._busy = False
+        self._nursery = nursery
+        self._log = _LogTail(Path(spec["log_path"]))
+        self._old_log: _LogTail | None = None
+
+    def begin(self, payload: bytes, log_path: Path | None) -> None:
+        self._busy = True
+        if log_path is not None and log_path != self._log.path:
+            self._old_log, self._log = self._log, _LogTail(log_path, at_end=True)
+        self.sock.setblocking(True)
+        with contextlib.suppress(OSError):  # a dead worker is reported by poll
+            send_message(self.sock, ("call", payload, str(log_path) if log_path else None))
+        self.sock.setblocking(False)
+
+    def events(self) -> list[Event]:
+        """What has arrived; the death of the process comes after everything it sent."""
+        gone = self.alive and _has_ended(self.pidfd)
+        events: list[Event] = []
+        for batch in self.reader.messages():
+            events.extend(self._event(kind, payload) for kind, payload in batch)
+        if gone:
+            self.alive = False
+            events.append(Died(self.rank, self._how_it_ended()))
+        return events
+
+    def _event(self, kind: str, payload: bytes) -> Event:
+        if kind == "returned":
+            self._busy = False
+            return _unpacked(self.rank, payload)
+        value = pickle.loads(payload)
+        if kind == "raised":
+            self._busy = False
+            type_name, message, text, packed = value
+            return Raised(self.rank, type_name, message, text, parcel.loads(packed) if packed else None)
+        return Sent(self.rank, kind, value)
+
+    def printed(self) -> list[str]:
+        texts = [self._old_log.read() if self._old_log else "", self._log.read()]
+        self._old_log = None
+        return [text for text in texts if text]
+
+    def is_idle(self) -> bool:
+        return self.alive and not self._busy and not _has_ended(self.pidfd)
+
+    def dismiss(self) -> None:
+        with contextlib.suppress(OSError):
+            send_message(self.sock, ("exit",))
+
+    def end(self, patience_s: float) -> None:
+        """Wait as long as allowed, then kill the worker and whatever it has started."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.pidfd, selectors.EVENT_READ)
+            if patience_s > 0:
+                selector.select(patience_s)
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(self.pid, signal.SIGKILL)
+            if self.alive:
+                selector.select(5.0)
+                self._nursery.reap(self.pid)
+        self.alive = False
+        self._log.close()
+        self.sock.close()
+        os.close(self.pidfd)
+
+    def _how_it_ended(self) -> str:
+        status = self._nursery.reap(self.pid)
+        if status is None:
+            return "ended together with the process it was forked from"
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            hint = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
+            return f"was killed by {signal.Signals(number).name}{hint}"
+        return f"ended itself with exit code {os.WEXITSTATUS(status)} (sys.exit or os._exit)"
+
+
+def _unpacked(rank: int, payload: bytes) -> Event:
+    try:
+        return Returned(rank, parcel.loads(payload))
+    except Exception as error:
+        message = (
+            f"The function ended on rank {rank}, but the driver cannot unpickle the value it returned "
+            f"({type(error).__name__}: {error}). Return plain values, or define the class where the driver can import it."
+        )
+        return Raised(rank, type(error).__qualname__, message, traceback.format_exc(), TrainFunctionError(message))
+
+
+class _LogTail:
+    """New text at the end of a file that a worker writes."""
+
+    def __init__(self, path: Path, at_end: bool = False):
+        self.path = path
+        self._fd: int | None = None
+        self._rest = b""
+        self._skip = path.stat().st_size if at_end and path.exists() else 0
+
+    def read(self) -> str:
+        """Whole lines that were added since the last call, and an unfinished one once the file is long enough."""
+        if self._fd is None:
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY)
+            except OSError:
+                return ""
+            os.lseek(self._fd, self._skip, os.SEEK_SET)
+        data = self._rest
+        while chunk := os.read(self._fd, _LOG_CHUNK_BYTES):
+            data += chunk
+        cut = data.rfind(b"\n") + 1 if len(data) < _LOG_CHUNK_BYTES else len(data)
+        self._rest = data[cut:]
+        return data[:cut].decode("utf-8", errors="replace")
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _has_ended(pidfd: int) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(pidfd, selectors.EVENT_READ)
+        return bool(selector.select(0))

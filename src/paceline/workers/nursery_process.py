@@ -1,0 +1,84 @@
+"""What runs in the nursery: it imports, then forks a worker whenever the driver asks.
+
+It does nothing else. A tensor operation would start an OpenMP pool or CUDA, and neither survives a fork. It lives in a
+session of its own, so that the terminal's Ctrl-C reaches the driver alone, and it ends with the driver: when the socket
+closes, it kills every worker it has forked.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from paceline.workers.framing import recv_message, send_message
+
+
+def main(fd: int, preload: list[str]) -> None:
+    control = socket.socket(fileno=fd)
+    gc.disable()  # the collector would walk every half-imported module again and again
+    for module in preload:
+        with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a worker, with a traceback
+            importlib.import_module(module)
+        if _driver_is_gone(control):
+            os._exit(0)
+    gc.freeze()  # keep the imported pages shared with every worker
+    workers: set[int] = set()
+    try:
+        _serve(control, workers)
+    except (EOFError, ConnectionError):
+        _kill(workers)
+        os._exit(0)
+
+
+def _serve(control: socket.socket, workers: set[int]) -> None:
+    while True:
+        verb, *args = recv_message(control)
+        if verb == "fork":
+            (specs,) = args
+            _, fds, _, _ = socket.recv_fds(control, 1, len(specs))
+            pids = [_fork(spec, fd, fds, control) for spec, fd in zip(specs, fds, strict=True)]
+            for fd in fds:
+                os.close(fd)
+            workers.update(pids)
+            send_message(control, pids)
+        elif verb == "reap":
+            (pid,) = args
+            _, status = os.waitpid(pid, 0)
+            workers.discard(pid)
+            send_message(control, status)
+
+
+def _fork(spec: dict[str, Any], fd: int, fds: list[int], control: socket.socket) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        control.close()
+        for other in fds:
+            if other != fd:
+                os.close(other)
+        from paceline.workers.worker_process import worker_main
+
+        worker_main(socket.socket(fileno=fd), spec)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def _driver_is_gone(control: socket.socket) -> bool:
+    if not select.select([control], [], [], 0)[0]:
+        return False
+    return control.recv(1, socket.MSG_PEEK) == b""
+
+
+def _kill(workers: set[int]) -> None:
+    for pid in workers:
+        for kill in (os.killpg, os.kill):  # the group first: it holds the loaders that a worker started
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)

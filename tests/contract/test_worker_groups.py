@@ -1,0 +1,235 @@
+"""One suite for every engine that Paceline knows: what `WorkerGroup` promises holds wherever the workers live."""
+
+import os
+import threading
+
+import pytest
+
+from paceline.errors import TrainFunctionError
+from paceline.workers import ENGINES, resolve_engine
+from paceline.workers.base import Call, Died, Printed, Raised, Resources, Returned, Sent
+
+ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
+
+
+@pytest.fixture(params=sorted(ENGINES))
+def group(request):
+    size = 0 if request.param == "inline" else 2
+    group = resolve_engine(request.param, num_workers=size).group(size, Resources(), ())
+    group.start()
+    yield group
+    group.close()
+
+
+@pytest.fixture(params=ON_PROCESSES)
+def process_group(request):
+    group = resolve_engine(request.param, num_workers=2).group(2, Resources(), ())
+    group.start()
+    yield group
+    group.close()
+
+
+def run(group, fn, *args, logs=None, until=None):
+    """Call on every rank; returns all events once each rank has ended."""
+    events = []
+    ranks = range(len(group.infos))
+    group.submit(dict.fromkeys(ranks, Call(fn, args)), logs)
+    while sum(isinstance(event, Returned | Raised | Died) for event in events) < len(ranks):
+        group.poll(0.1, events.append)
+    return events
+
+
+def of(kind, events):
+    return sorted((event for event in events if isinstance(event, kind)), key=lambda event: event.rank)
+
+
+def test_a_call_runs_once_on_every_rank_and_knows_its_place(group):
+    places = [event.value for event in of(Returned, run(group, lambda wire: wire.place))]
+    assert [place.world_rank for place in places] == list(range(len(group.infos)))
+    assert all(place.world_size == len(group.infos) for place in places)
+    assert places == [info.place for info in group.infos]
+
+
+def test_messages_arrive_in_order_and_before_the_answer(group):
+    def send(wire):
+        for number in range(500):
+            wire.send("count", number)
+        return "done"
+
+    events = run(group, send)
+    for rank in range(len(group.infos)):
+        mine = [event for event in events if not isinstance(event, Printed) and event.rank == rank]
+        assert [event.value for event in mine] == [*range(500), "done"]
+        assert all(isinstance(event, Sent) and event.kind == "count" for event in mine[:-1])
+
+
+def test_an_exception_comes_with_type_message_and_traceback(group):
+    def fail(wire):
+        raise KeyError(f"rank {wire.place.world_rank}")
+
+    for rank, event in enumerate(of(Raised, run(group, fail))):
+        assert event.type_name == "KeyError"
+        assert type(event.exception) is KeyError
+        assert event.exception.args == (f"rank {rank}",)
+        assert "in fail" in event.traceback
+    assert group.healthy(), "an exception does not end the worker"
+
+
+def test_the_group_serves_one_call_after_another(group):
+    for number in range(5):
+        assert {event.value for event in of(Returned, run(group, lambda wire, n: n, number))} == {number}
+
+
+def test_stop_is_seen_by_the_running_call_and_forgotten_by_the_next(group):
+    def wait_for_stop(wire):
+        wire.send("begun", None)
+        waited = threading.Event()
+        while not wire.stopping:
+            waited.wait(0.001)
+        return "stopped"
+
+    events = []
+    num = len(group.infos)
+    group.submit(dict.fromkeys(range(num), Call(wait_for_stop)))
+
+    def on_event(event):
+        events.append(event)
+        if isinstance(event, Sent):
+            group.request_stop()
+
+    while len(of(Returned, events)) < num:
+        group.poll(0.1, on_event)
+    assert {event.value for event in of(Returned, events)} == {"stopped"}
+    assert {event.value for event in of(Returned, run(group, lambda wire: wire.stopping))} == {False}
+
+
+def test_shared_outlives_a_call(group):
+    run(group, lambda wire: wire.shared.update(number=wire.place.world_rank + 10))
+    values = [event.value for event in of(Returned, run(group, lambda wire: wire.shared["number"]))]
+    assert values == [10 + rank for rank in range(len(group.infos))]
+
+
+def test_stacks_name_the_function_that_runs(group):
+    def dig(wire):
+        wire.send("here", None)
+        waited = threading.Event()
+        while not wire.stopping:
+            waited.wait(0.01)
+
+    stacks = {}
+
+    def on_event(event):
+        if isinstance(event, Sent) and not stacks:
+            stacks.update(group.stacks())
+            group.request_stop()
+        ended.append(event) if isinstance(event, Returned) else None
+
+    ended = []
+    group.submit(dict.fromkeys(range(len(group.infos)), Call(dig)))
+    while len(ended) < len(group.infos):
+        group.poll(0.1, on_event)
+    assert sorted(stacks) == list(range(len(group.infos)))
+    assert "dig" in stacks[0]
+
+
+def test_close_is_idempotent(group):
+    group.close()
+    group.close()
+    assert not group.healthy()
+
+
+def test_worker_is_killed(process_group):
+    def die_on_one(wire):
+        if wire.place.world_rank == 1:
+            wire.send("last words", 1)
+            os.kill(os.getpid(), 9)
+        return "alive"
+
+    events = run(process_group, die_on_one)
+    assert [event.value for event in of(Returned, events)] == ["alive"]
+    [died] = of(Died, events)
+    assert died.rank == 1
+    assert "SIGKILL" in died.reason
+    assert not process_group.healthy()
+
+
+@pytest.mark.parametrize(("way", "reason"), [("segfault", "SIGSEGV"), ("sys.exit", "exit code 3"), ("os._exit", "exit code 4")])
+def test_worker_ends_itself(process_group, way, reason):
+    def end(wire):
+        import ctypes
+        import sys
+
+        if way == "segfault":
+            ctypes.string_at(0)
+        elif way == "sys.exit":
+            sys.exit(3)
+        os._exit(4)
+
+    assert all(reason in event.reason for event in of(Died, run(process_group, end)))
+
+
+def test_what_a_dying_worker_sent_is_not_lost(process_group):
+    def send_and_exit(wire):
+        for number in range(200):
+            wire.send("count", number)
+        raise SystemExit(0)
+
+    events = run(process_group, send_and_exit)
+    for rank in (0, 1):
+        mine = [event for event in events if event.rank == rank and not isinstance(event, Printed)]
+        assert [event.value for event in mine[:-1]] == list(range(200))
+        assert isinstance(mine[-1], Died)
+
+
+def test_output_goes_to_the_log_and_to_the_driver(process_group, tmp_path):
+    def talk(wire):
+        import subprocess
+
+        print(f"hello from {wire.place.world_rank}")
+        subprocess.run(["echo", "from a child"], check=True)
+
+    logs = {rank: tmp_path / f"rank_{rank}.log" for rank in (0, 1)}
+    events = run(process_group, talk, logs=logs)
+    process_group.poll(0.05, events.append)
+    for rank, path in logs.items():
+        assert path.read_text() == f"hello from {rank}\nfrom a child\n"
+        assert "".join(event.text for event in of(Printed, events) if event.rank == rank) == path.read_text()
+
+
+def test_value_that_cannot_travel_is_an_error_that_says_so(process_group):
+    [first, _] = of(Raised, run(process_group, lambda wire: threading.Lock()))
+    assert isinstance(first.exception, TrainFunctionError)
+    assert "cannot be pickled" in first.message
+
+
+def test_exception_that_cannot_travel_comes_as_text(process_group):
+    def fail(wire):
+        error = ValueError("with a lock inside")
+        error.lock = threading.Lock()
+        raise error
+
+    [first, _] = of(Raised, run(process_group, fail))
+    assert first.exception is None
+    assert (first.type_name, first.message) == ("ValueError", "with a lock inside")
+
+
+def test_workers_do_not_share_random_numbers(process_group):
+    def draw(wire):
+        import random
+
+        return random.random()
+
+    first, second = (event.value for event in of(Returned, run(process_group, draw)))
+    assert first != second
+
+
+def test_function_sees_the_drivers_working_directory_path_and_environment(process_group, monkeypatch):
+    def look(wire):
+        import sys
+
+        return os.getcwd(), sys.path[:], os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+    import sys
+
+    for rank, event in enumerate(of(Returned, run(process_group, look))):
+        assert event.value == (os.getcwd(), sys.path, str(rank), "2")

@@ -1,0 +1,163 @@
+import enum
+import json
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.callbacks import JsonLoggerCallback
+from paceline.callbacks.json_text import to_json
+from paceline.callbacks.tail_file import TailFile
+from paceline.errors import ArgumentError
+
+
+@contextmanager
+def no_file_larger_than(num_bytes):
+    """A disk that is full, for this process: a write stops at the limit, and the next one is refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def started(run_dir, world_size=2, **kwargs):
+    callback = JsonLoggerCallback(**kwargs)
+    callback.start_training(str(run_dir), {}, run_id="run_001", num_workers=world_size, world_size=world_size)
+    return callback
+
+
+def report(step, world_size=2):
+    return [{"step": step, "rank": rank} for rank in range(world_size)]
+
+
+def test_the_file_is_valid_after_every_call(tmp_path):
+    callback = started(tmp_path)
+    expected = []
+    assert json.loads(callback.log_path.read_text()) == expected
+    for step in range(3):
+        callback.handle_result(report(step))
+        expected.append([{"step": step, "rank": 0}])
+        assert json.loads(callback.log_path.read_text()) == expected
+    callback.finish_training()
+    assert callback.log_path == tmp_path / "results.json"
+    assert callback.logdir == tmp_path
+    assert callback.log_path.read_text().splitlines() == [
+        "[",
+        '[{"step":0,"rank":0}],',
+        '[{"step":1,"rank":0}],',
+        '[{"step":2,"rank":0}]',
+        "]",
+    ]
+
+
+@pytest.mark.parametrize(("workers", "ranks"), [(1, [1]), ([0, 1], [0, 1]), (None, [0, 1])])
+def test_workers_to_log(tmp_path, workers, ranks):
+    callback = started(tmp_path, workers_to_log=workers)
+    callback.handle_result(report(0))
+    callback.finish_training()
+    assert json.loads(callback.log_path.read_text()) == [[{"step": 0, "rank": rank} for rank in ranks]]
+
+
+def test_explicit_folder_and_name(tmp_path):
+    callback = started(tmp_path / "run", logdir=tmp_path / "mine", filename="x.json")
+    callback.finish_training()
+    assert callback.log_path == tmp_path / "mine" / "x.json"
+    assert json.loads(callback.log_path.read_text()) == []
+
+
+def test_paths_are_unknown_before_a_run():
+    callback = JsonLoggerCallback()
+    assert callback.logdir is None
+    assert callback.log_path is None
+
+
+def test_one_callback_serves_two_runs(tmp_path):
+    callback = JsonLoggerCallback()
+    for run in ("run_001", "run_002"):
+        callback.start_training(str(tmp_path / run), {}, world_size=1)
+        callback.handle_result([{"run": run}])
+        callback.finish_training()
+        assert json.loads((tmp_path / run / "results.json").read_text()) == [[{"run": run}]]
+
+
+def test_rank_out_of_range_before_anything_is_written(tmp_path):
+    with pytest.raises(ArgumentError, match="asks for rank 2, but this run has 2 workers: ranks 0 to 1"):
+        started(tmp_path, workers_to_log=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Unknown:
+    def __repr__(self):
+        return "<something>"
+
+
+CYCLE: dict = {"loss": 1.0}
+CYCLE["self"] = CYCLE
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (float("nan"), None),
+        (float("inf"), None),
+        (np.float32("nan"), None),
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7),
+        (np.array([1.0, np.nan]), [1.0, None]),
+        (np.array(3), 3),
+        (np.arange(6).reshape(2, 3)[:, ::2], [[0, 2], [3, 5]]),
+        ({"a": {"b": (1, 2)}}, {"a": {"b": [1, 2]}}),
+        ({1: "x"}, {"1": "x"}),
+        ({3}, [3]),
+        (Path("/x"), "/x"),
+        (Colour.RED, "red"),
+        (Unknown(), "<something>"),
+        (2**70, 2**70),
+        ({(1, 2): float("nan"), "n": np.array([1])}, {"(1, 2)": None, "n": [1]}),
+        ("half \ud800", "half \ud800"),
+    ],
+)
+def test_whatever_is_reported_becomes_json(value, expected):
+    assert json.loads(to_json([value])) == [expected]
+
+
+def test_a_value_that_contains_itself():
+    assert json.loads(to_json(CYCLE))["self"]["loss"] == 1.0
+
+
+def test_disk_full_while_logging(tmp_path):
+    callback = started(tmp_path)
+    callback.handle_result(report(0))
+    before = callback.log_path.read_bytes()
+    too_much = [{"text": "x" * 1000}, {}]
+    with no_file_larger_than(len(before) + 100), pytest.raises(OSError, match=r"results\.json") as raised:
+        callback.handle_result(too_much)
+    assert raised.value.filename == str(callback.log_path)
+    assert callback.log_path.read_bytes() == before
+    callback.handle_result(report(1))  # there is space again
+    callback.finish_training(error=True)
+    assert [step[0]["step"] for step in json.loads(callback.log_path.read_text())] == [0, 1]
+
+
+def test_disk_full_at_the_very_start(tmp_path):
+    with no_file_larger_than(0), pytest.raises(OSError, match=r"results\.json"):
+        started(tmp_path)
+
+
+def test_tail_file_restores_a_tail_of_any_length(tmp_path):
+    file = TailFile(tmp_path / "file", b"0123456789")
+    with no_file_larger_than(12), pytest.raises(OSError, match="file"):
+        file.replace_tail(b"56789", b"abcdefghij")
+    assert file.path.read_bytes() == b"0123456789"
+    file.replace_tail(b"56789", b"abcdef")
+    assert file.path.read_bytes() == b"01234abcdef"
+    file.close()
+    file.close()

@@ -1,0 +1,207 @@
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ArgumentError, MissingDependencyError, RunNotFoundError
+from paceline.runs import RunFolder, list_runs, load_run
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def folder(results: Path) -> Iterator[RunFolder]:
+    with RunFolder.create(results / "exp") as folder:
+        yield folder
+
+
+def finished(logdir: Path, *, at: float = 0.0, losses: tuple[float, ...] = ()) -> RunFolder:
+    with RunFolder.create(logdir, clock=lambda: at) as folder:
+        folder.set_state("RUNNING")
+        for step, loss in enumerate(losses, 1):
+            folder.record_step(step, 1, [{"loss": loss}])
+        folder.set_state("SUCCEEDED")
+    return folder
+
+
+def test_a_run_reads_back(folder: RunFolder) -> None:
+    folder.write_request({"config": {"lr": 0.1}, "num_workers": 2})
+    folder.set_state("RUNNING", worker_pids=[1, 2])
+    folder.record_step(1, 1, [{"loss": 1.0}, {"loss": 2.0}])
+    folder.record_event("retry", rank=1)
+    folder.log_path(1).write_bytes(b"hello\xff")
+    folder.set_state("SUCCEEDED")
+    run = load_run(folder.path)
+    assert run.path == folder.path
+    assert run.name == "exp/run_001"
+    assert run.config == {"lr": 0.1}
+    assert run.request["num_workers"] == 2
+    assert run.status.state == "SUCCEEDED"
+    assert run.status.worker_pids == (1, 2)
+    assert not run.is_alive
+    assert run.metrics.to_dict("list") == {
+        "step": [1, 1],
+        "rank": [0, 1],
+        "attempt": [1, 1],
+        "loss": [1.0, 2.0],
+    }
+    assert [event["kind"] for event in run.events] == ["retry"]
+    assert run.log(1) == "hello\ufffd"
+    with pytest.raises(ArgumentError, match=r"no log of rank 0. It has: \['rank_1'\]"):
+        run.log(0)
+
+
+def test_a_logdir_gives_its_newest_run(results: Path) -> None:
+    for number in (2, 999, 1000):
+        (results / "exp" / f"run_{number:03d}").mkdir(parents=True)
+    assert load_run(results / "exp").path == results / "exp" / "run_1000"
+    assert load_run("exp").path == results / "exp" / "run_1000"  # as a Trainer would find it
+    assert load_run("exp/run_002").path == results / "exp" / "run_002"
+
+
+def test_a_renamed_run_is_known_by_its_files(results: Path) -> None:
+    finished(results / "exp").path.rename(results / "best")
+    assert load_run(results / "best").status.state == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere/deep", r"nowhere/deep does not exist\. .*results contains empty, exp, file\."),
+        ("file", "file is a file. Give the run folder"),
+        ("empty", r"has no run_001 in it\. .*empty is empty"),
+        (".", r"is no Trainer's logdir, but has 1 runs below it: give one of .*/exp\."),
+    ],
+)
+def test_what_is_no_run_is_described(results: Path, path: str, says: str) -> None:
+    finished(results / "exp")
+    (results / "empty").mkdir()
+    (results / "file").write_text("")
+    with pytest.raises(RunNotFoundError, match=says):
+        load_run(results / path)
+
+
+def test_steps_done_again_after_a_restart_supersede_the_first_ones(folder: RunFolder) -> None:
+    for step, attempt in [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (3, 2), (4, 2)]:
+        folder.record_step(step, attempt, [{"loss": step + attempt / 10}, None])
+    folder.flush()
+    run = load_run(folder.path)
+    assert list(zip(run.metrics["step"], run.metrics["attempt"], strict=True)) == [
+        (1, 1),
+        (2, 2),
+        (3, 2),
+        (4, 2),
+    ]
+    assert list(run.metrics["loss"]) == [1.1, 2.2, 3.2, 4.2]
+    assert list(run.all_metrics["step"]) == [1, 2, 3, 2, 3, 3, 4]
+
+
+def test_metrics_called_like_our_columns_are_kept(folder: RunFolder) -> None:
+    folder.record_step(1, 1, [{"step": 100, "loss": float("nan")}, {"rank": 9}])
+    folder.flush()
+    metrics = load_run(folder.path).metrics
+    assert list(metrics.columns) == ["step", "rank", "attempt", "reported_step", "loss", "reported_rank"]
+    assert list(metrics["step"]) == [1, 1]
+    assert list(metrics["rank"]) == [0, 1]
+    assert metrics["reported_step"][0] == 100
+    assert metrics["loss"].isna().all()
+
+
+def test_a_living_run_is_read_anew(folder: RunFolder) -> None:
+    run = load_run(folder.path)
+    assert (run.status.state, run.is_alive) == ("PENDING", True)
+    assert list(run.metrics.columns) == ["step", "rank", "attempt"]
+    assert len(run.metrics) == 0
+    folder.set_state("RUNNING")
+    folder.record_step(1, 1, [{"loss": 1.0}])
+    folder.flush()
+    assert run.status.state == "RUNNING"
+    assert len(run.metrics) == 1
+
+
+def test_a_running_run_without_heartbeats_is_lost(results: Path) -> None:
+    with RunFolder.create(results / "exp", clock=lambda: 1000.0) as folder:
+        folder.set_state("RUNNING")
+        assert load_run(folder.path, clock=lambda: 1020.0).status.state == "RUNNING"
+        lost = load_run(folder.path, clock=lambda: 1040.0)
+    assert lost.status.state == "LOST"
+    assert not lost.is_alive
+
+
+def test_driver_dies_before_the_first_status(results: Path) -> None:
+    (results / "exp" / "run_001").mkdir(parents=True)
+    made = (results / "exp" / "run_001").stat().st_mtime
+    assert load_run("exp", clock=lambda: made + 1).status.state == "PENDING"
+    late = load_run("exp", clock=lambda: made + 31)
+    assert late.status.state == "LOST"
+    assert (late.config, late.events, late.environment, late.seed) == ({}, [], {}, None)
+    assert len(late.metrics) == 0
+    assert "LOST" in str(late)
+
+
+@pytest.mark.parametrize(
+    "name", ["status.json", "run.json", "environment.json", "metrics.jsonl", "events.jsonl"]
+)
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"st', b"\x00" * 100, b"[]", b'{"state": 3, "step": "x", "config": 1}\n']
+)
+def test_driver_dies_while_writing_a_file(results: Path, name: str, damage: bytes) -> None:
+    folder = finished(results / "exp", losses=(1.0,))
+    (folder.path / name).write_bytes(damage)
+    run = load_run(folder.path)
+    assert run.status.state in ("SUCCEEDED", "PENDING")
+    assert run.config == {}
+    assert len(run.metrics) == (0 if name == "metrics.jsonl" else 1)
+    assert isinstance(str(run), str)
+
+
+def test_the_seed_is_the_last_that_was_set(folder: RunFolder) -> None:
+    folder.write_request({"config": {"seed": 1}})
+    assert load_run(folder.path).seed == 1
+    folder.record_event("seed", seed=2)
+    folder.record_event("seed", seed=3)
+    folder.flush()
+    assert load_run(folder.path).seed == 3
+
+
+def test_a_run_prints_what_one_wants_to_know(results: Path) -> None:
+    times = iter([0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 9.5])
+    with RunFolder.create(results / "exp", clock=lambda: next(times, 9.5)) as folder:
+        folder.set_state("RUNNING")
+        folder.record_step(7, 1, [{"loss": 0.123456789, "_pid": 5}])
+        folder.set_state("FAILED", "rank 1 raised ValueError")
+    run = load_run(folder.path)
+    text = str(run)
+    for words in ("exp/run_001", "FAILED", "rank 1 raised ValueError", "0.123457"):
+        assert words in text
+    assert "_pid" not in text
+    assert [line.split() for line in text.splitlines() if line.startswith("steps")] == [["steps", "7"]]
+    assert repr(run) == f"Run({str(folder.path)!r}, FAILED)"
+
+
+def test_runs_are_listed_newest_first_and_damaged_ones_too(results: Path, tmp_path: Path) -> None:
+    second = finished(results / "b", at=2000.0)
+    first = finished(results / "deep" / "a", at=1000.0)
+    third = finished(results / "b", at=3000.0)
+    broken = results / "c" / "run_001"
+    broken.mkdir(parents=True)
+    (broken / "status.json").write_bytes(b"\x00")
+    os.utime(broken, (500, 500))
+    (results / "notes.txt").write_text("")
+    (results / "link").symlink_to(results)  # would never end
+    assert [run.path for run in list_runs()] == [third.path, second.path, first.path, broken]
+    assert [run.path for run in list_runs(results / "b")] == [third.path, second.path]
+    assert [run.path for run in list_runs(first.path)] == [first.path]
+    assert list_runs(tmp_path / "nowhere") == []
+
+
+def test_pandas_is_missing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'paceline\[data\]'"):
+        _ = load_run(folder.path).metrics
