@@ -9,20 +9,36 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline import Trainer
 from paceline.workers import nursery
 
 
-@pytest.fixture(autouse=True)
-def results_dir(tmp_path_factory, monkeypatch):
-    """Runs go to a folder of the test's own."""
+@pytest.fixture(scope="session", autouse=True)
+def results_dir(tmp_path_factory):
+    """Runs go to a folder of the test session's own, and nothing is drawn on the terminal."""
     path = tmp_path_factory.mktemp("results")
-    monkeypatch.setenv("PACELINE_RESULTS", str(path))
-    monkeypatch.setenv("PACELINE_PROGRESS", "0")
-    return path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_RESULTS", str(path))
+        patch.setenv("PACELINE_PROGRESS", "0")
+        yield path
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """One group of two torch workers for all tests of a module that can share it."""
+    with Trainer(backend="torch", num_workers=2, logdir="warm") as trainer:
+        _long_lived.append(trainer)
+        yield trainer
+        _long_lived.remove(trainer)
+
+
+_long_lived = []
 
 
 @pytest.fixture(autouse=True)
-def no_leaks(results_dir):
+def no_leaks(request):
+    if "warm" in request.fixturenames:
+        request.getfixturevalue("warm")
     before = _world()
     yield
     deadline = time.monotonic() + 5
@@ -32,11 +48,12 @@ def no_leaks(results_dir):
 
 
 def _world():
-    nurseries = {one.pid for one in nursery._shared.values()}
+    expected = {one.pid for one in nursery._shared.values()}
+    expected |= {info.pid for trainer in _long_lived if trainer._crew.group for info in trainer._crew.group.infos}
     processes = {
         f"{process.pid} {' '.join(process.cmdline()[:4])}"
         for process in psutil.Process().children(recursive=True)
-        if process.pid not in nurseries and _is_alive(process)
+        if process.pid not in expected and _is_alive(process)
     }
     return {
         "processes": processes,
@@ -47,7 +64,8 @@ def _world():
 
 
 def _scratch():
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("paceline")}
+    kept = {trainer._crew.group._scratch.name for trainer in _long_lived if trainer._crew.group}
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("paceline_")} - kept
 
 
 def _is_alive(process):

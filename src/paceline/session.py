@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Session:
             packed = pickle.dumps(metrics, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception:
             packed = _pack_metrics(metrics)
-        self._wire.send_packed("report", packed)
+        self._wire.report(packed)
 
     def save_checkpoint(self, state: dict[str, Any], directory: str | Path | None) -> None:
         self._saver.save(state, directory, self._iteration)
@@ -99,12 +100,12 @@ class Session:
 
 def _saver(wire: Wire, task: Task) -> Saver:
     if task.strategy.num_to_keep == 0:
-        on_save = (lambda state, iteration: wire.send_packed("kept", parcel.dumps((state, iteration))))
-        return MemorySaver(task.resume_from, on_save if wire.place.world_rank == 0 else None)
+        keep = partial(wire.send, "kept") if wire.place.world_rank == 0 else None
+        return MemorySaver(task.resume_from, keep)
     store = CheckpointStore(task.checkpoint_root)
     if wire.place.world_rank == 0:
         writer = CheckpointWriter(
-            store, task.strategy, task.first_checkpoint_id, lambda info: wire.send("committed", info)
+            store, task.strategy, task.first_checkpoint_id, partial(wire.send, "committed")
         )
         return WritingSaver(task.resume_from, store, writer)
     return FollowingSaver(task.resume_from, store, task.first_checkpoint_id)

@@ -274,11 +274,11 @@ class Trainer:
 
 
 def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
-    listeners = list(callbacks or ())
+    listeners = CallbackList(callbacks)
     progress = default_progress()
-    if progress is not None and not any(type(listener) is type(progress) for listener in listeners):
-        listeners.append(progress)
-    return CallbackList(listeners)
+    if progress is None or any(type(listener) is type(progress) for listener in listeners):
+        return listeners
+    return CallbackList([*listeners, progress])
 
 
 def _takes_config(train_func: Callable[..., Any]) -> bool:

@@ -91,8 +91,12 @@ def test_two_drivers_share_a_logdir(tmp_path: Path) -> None:
         for driver in (first, second):
             assert driver.stdout is not None
             assert driver.stdout.readline() == "ready\n"
-        outputs = [driver.communicate("go\n")[0] if driver is second else None for driver in (first, second)]
-        outputs[0] = first.communicate("go\n")[0]
+        for driver in (first, second):
+            assert driver.stdin is not None
+            driver.stdin.write("go\n")
+            driver.stdin.flush()
+        outputs = [driver.communicate()[0] for driver in (first, second)]
     assert sorted(path.name for path in logdir.iterdir()) == [f"run_{n:03d}" for n in range(1, 51)]
-    assert outputs[0] != outputs[1]
-    assert len(list(results.iterdir())) == 2
+    # and each has a folder of its own, although both asked in the same second
+    assert sorted(outputs) == sorted(f"{path}\n" for path in results.iterdir())
+    assert len(set(outputs)) == 2

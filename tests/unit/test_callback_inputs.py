@@ -125,13 +125,14 @@ def test_package_is_missing(monkeypatch, callback, package, extra):
     assert (raised.value.package, raised.value.extra) == (package, extra)
 
 
-def test_environment_defaults_end_with_the_block_and_respect_the_user(monkeypatch):
-    monkeypatch.setenv("PACELINE_TEST_SET", "mine")
-    before = dict(os.environ)
-    with environment_defaults(PACELINE_TEST_SET="other", PACELINE_TEST_UNSET="default"):
-        assert os.environ["PACELINE_TEST_SET"] == "mine"
-        assert os.environ["PACELINE_TEST_UNSET"] == "default"
-    assert dict(os.environ) == before
+def test_environment_defaults_end_with_the_block_and_respect_the_user():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_TEST_SET", "mine")
+        before = dict(os.environ)
+        with environment_defaults(PACELINE_TEST_SET="other", PACELINE_TEST_UNSET="default"):
+            assert os.environ["PACELINE_TEST_SET"] == "mine"
+            assert os.environ["PACELINE_TEST_UNSET"] == "default"
+        assert dict(os.environ) == before
 
 
 def test_every_public_name_resolves():

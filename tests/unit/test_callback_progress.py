@@ -2,6 +2,7 @@ import io
 import re
 import sys
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -136,19 +137,25 @@ def test_one_callback_serves_two_runs():
         (False, "", False),
     ],
 )
-def test_default_progress(monkeypatch, is_terminal, wish, is_shown):
+def test_default_progress(is_terminal, wish, is_shown):
     class Stream(io.StringIO):
         def isatty(self):
             return is_terminal
 
-    monkeypatch.delenv("PACELINE_PROGRESS", raising=False)
-    if wish is not None:
-        monkeypatch.setenv("PACELINE_PROGRESS", wish)
-    monkeypatch.setattr(sys, "stdout", Stream())
-    assert isinstance(default_progress(), ProgressCallback) is is_shown
+    with looking_at(Stream(), wish):
+        assert isinstance(default_progress(), ProgressCallback) is is_shown
 
 
-def test_default_progress_without_a_stdout(monkeypatch):
-    monkeypatch.delenv("PACELINE_PROGRESS", raising=False)
-    monkeypatch.setattr(sys, "stdout", None)
-    assert default_progress() is None
+def test_default_progress_without_a_stdout():
+    with looking_at(None):
+        assert default_progress() is None
+
+
+@contextmanager
+def looking_at(stdout, wish=None):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PACELINE_PROGRESS", raising=False)
+        if wish is not None:
+            patch.setenv("PACELINE_PROGRESS", wish)
+        patch.setattr(sys, "stdout", stdout)
+        yield

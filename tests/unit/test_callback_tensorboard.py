@@ -107,12 +107,12 @@ def test_explicit_folder(tmp_path):
 def test_disk_full_while_logging_raises_instead_of_blocking(tmp_path):
     callback = started(tmp_path)
     callback.handle_result([stamped(1, loss=1.0), {}])
+    more_than_any_buffer = stamped(2, **{f"metric_{index}": 1.0 for index in range(10_000)})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
         with pytest.raises(OSError, match=f"File too large.*{tmp_path}"):
-            for step in range(2, 10_000):
-                callback.handle_result([stamped(step, loss=1.0), {}])
+            callback.handle_result([more_than_any_buffer, {}])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     callback.finish_training(error=True)

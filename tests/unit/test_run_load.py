@@ -1,6 +1,6 @@
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,10 +9,11 @@ from paceline.errors import ArgumentError, MissingDependencyError, RunNotFoundEr
 from paceline.runs import RunFolder, list_runs, load_run
 
 
-@pytest.fixture(autouse=True)
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
-    return tmp_path / "results"
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
+        yield tmp_path / "results"
 
 
 @pytest.fixture
@@ -149,7 +150,9 @@ def test_driver_dies_before_the_first_status(results: Path) -> None:
     "name", ["status.json", "run.json", "environment.json", "metrics.jsonl", "events.jsonl"]
 )
 @pytest.mark.parametrize(
-    "damage", [b"", b'{"st', b"\x00" * 100, b"[]", b'{"state": 3, "step": "x", "config": 1}\n']
+    "damage",
+    [b"", b'{"st', b"\x00" * 100, b"[]", b'{"state": 3, "step": "x", "config": 1}\n'],
+    ids=["empty", "torn", "zeros", "another type", "other values"],
 )
 def test_driver_dies_while_writing_a_file(results: Path, name: str, damage: bytes) -> None:
     folder = finished(results / "exp", losses=(1.0,))
@@ -205,3 +208,32 @@ def test_pandas_is_missing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'paceline\[data\]'"):
         _ = load_run(folder.path).metrics
+
+
+def test_checkpoints_are_those_that_were_committed(folder: RunFolder) -> None:
+    from paceline.checkpoints import CheckpointStore, snapshot
+
+    run = load_run(folder.path)
+    assert (run.checkpoints, run.latest_checkpoint_path, run.best_checkpoint_path) == ([], None, None)
+    store = CheckpointStore(folder.checkpoints_dir)
+    for number, accuracy in enumerate([0.1, 0.9, 0.5], 1):
+        store.commit(number, snapshot({"accuracy": accuracy}), score=accuracy, iteration=number)
+    (folder.checkpoints_dir / "checkpoint_000004").mkdir()  # killed before it was whole
+    assert [info.id for info in run.checkpoints] == [1, 2, 3]
+    assert run.latest_checkpoint_path == str(folder.checkpoints_dir / "checkpoint_000003")
+    assert run.best_checkpoint_path == run.latest_checkpoint_path
+
+
+def test_the_best_checkpoint_is_the_best_by_the_strategy_of_the_run(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    from paceline.checkpoints import CheckpointStore, CheckpointStrategy, snapshot
+
+    store = CheckpointStore(tmp_path / "elsewhere")
+    for number, loss in enumerate([0.5, 0.1, 0.9], 1):
+        store.commit(number, snapshot({"loss": loss}), score=loss, iteration=number)
+    strategy = CheckpointStrategy(checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    folder.write_request({"checkpoint_root": store.root, "checkpoint_strategy": strategy})
+    run = load_run(folder.path)
+    assert run.best_checkpoint_path == store.path_of(2)
+    assert run.latest_checkpoint_path == store.path_of(3)

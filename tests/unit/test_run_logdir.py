@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,22 +9,24 @@ from paceline.runs.logdir import make_run_dir, resolve_logdir, results_dir
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
-    return tmp_path / "results"
+def results(tmp_path: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
+        yield tmp_path / "results"
 
 
-def test_results_folder_is_in_the_home_folder_unless_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.delenv("PACELINE_RESULTS", raising=False)
-    assert results_dir() == Path("/home/ada/paceline_results")
-    monkeypatch.setenv("PACELINE_RESULTS", "")
-    assert results_dir() == Path("/home/ada/paceline_results")
-    monkeypatch.setenv("PACELINE_RESULTS", "~/elsewhere")
-    assert results_dir() == Path("/home/ada/elsewhere")
+def test_results_folder_is_in_the_home_folder_unless_chosen() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", "/home/ada")
+        patch.delenv("PACELINE_RESULTS", raising=False)
+        assert results_dir() == Path("/home/ada/paceline_results")
+        patch.setenv("PACELINE_RESULTS", "")
+        assert results_dir() == Path("/home/ada/paceline_results")
+        patch.setenv("PACELINE_RESULTS", "~/elsewhere")
+        assert results_dir() == Path("/home/ada/elsewhere")
 
 
-def test_default_logdirs_of_one_second_differ(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_logdirs_of_one_second_differ(results: Path) -> None:
     made = [resolve_logdir(None, clock=lambda: 1_700_000_000.5) for _ in range(3)]
     first = made[0].name
     assert first.startswith("sgd_2023-11-1")
@@ -35,12 +38,11 @@ def test_prefix_names_the_folder(results: Path) -> None:
     assert resolve_logdir(None, "tune").name.startswith("tune_")
 
 
-def test_a_path_is_used_as_it_is_and_a_name_lies_in_the_results_folder(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def test_a_path_is_used_as_it_is_and_a_name_lies_in_the_results_folder(results: Path, tmp_path: Path) -> None:
     assert resolve_logdir(tmp_path / "a" / "b") == tmp_path / "a" / "b"
-    assert resolve_logdir("~/mine") == tmp_path / "home" / "mine"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path / "home"))
+        assert resolve_logdir("~/mine") == tmp_path / "home" / "mine"
     assert resolve_logdir("exp/one") == results / "exp" / "one"
     assert resolve_logdir(Path("exp/one")) == results / "exp" / "one"  # it may exist
     assert (results / "exp" / "one").is_dir()
@@ -54,10 +56,12 @@ def test_a_file_in_the_way_is_named(results: Path, logdir: str) -> None:
         resolve_logdir(logdir)
 
 
-def test_a_results_folder_that_is_a_file_is_named(results: Path) -> None:
-    results.write_text("")
-    with pytest.raises(ArgumentError, match=r"results is a file\. .*PACELINE_RESULTS"):
-        resolve_logdir(None)
+def test_a_results_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_RESULTS", str(tmp_path / "taken"))
+        with pytest.raises(ArgumentError, match=r"/taken is a file\. .*PACELINE_RESULTS"):
+            resolve_logdir(None)
 
 
 def test_a_parent_that_cannot_be_written_is_named() -> None:

@@ -55,7 +55,7 @@ class TorchConfig(BackendConfig):
         gc.collect()  # a DDP model that is still alive would abort the interpreter later on
         if dist.is_initialized():
             dist.destroy_process_group()
-        dist.init_process_group = getattr(dist.init_process_group, "__wrapped__", dist.init_process_group)
+        _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
 
@@ -104,7 +104,7 @@ def _tolerate_second_init() -> None:
     import torch.distributed as dist
 
     original = dist.init_process_group
-    if hasattr(original, "__wrapped__"):
+    if hasattr(original, "paceline_original"):
         return
 
     @wraps(original)
@@ -119,4 +119,12 @@ def _tolerate_second_init() -> None:
                 f"Ask for it when you make the Trainer: Trainer(backend=TorchConfig(backend={backend!r}), ...)."
             )
 
-    dist.init_process_group = init_process_group
+    init_process_group.paceline_original = original  # type: ignore[attr-defined]
+    _set_init_process_group(init_process_group)
+
+
+def _set_init_process_group(fn: Any) -> None:
+    """In both places where scripts find it."""
+    import torch.distributed as dist
+
+    dist.init_process_group = dist.distributed_c10d.init_process_group = fn

@@ -26,7 +26,7 @@ class SGDCallback:
         in finish_training   the other callbacks are still finished; then it is raised, unless training
                              itself failed: then it is logged, and noted on the error of the training
 
-    A slow callback delays the delivery of results. The training loop goes on, until its outgoing queue is full.
+    A slow callback delays the delivery of results. The training loop goes on, while its queue has room.
     Always accept `**info`: later versions may tell more.
     """
 

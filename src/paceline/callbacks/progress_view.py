@@ -128,7 +128,9 @@ def _rate(progress: Progress, now: float) -> Text:
 
 def _joined(*parts: Text | str) -> Text:
     line = Text()
-    for part in filter(None, parts):
+    for part in parts:
+        if not part:
+            continue
         if line:
             line.append(" · ", style="dim")
         line.append(part)

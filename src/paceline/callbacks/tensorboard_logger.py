@@ -11,7 +11,7 @@ from typing import Any
 from paceline.callbacks.base import SGDCallback
 from paceline.callbacks.flatten import BOOKKEEPING_KEYS, as_number, flatten, step_of
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
-from paceline.callbacks.optional_package import require
+from paceline.callbacks.optional_package import environment_defaults, require
 from paceline.callbacks.selection import single_worker
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,9 @@ class TBXLoggerCallback(SGDCallback):
             raise OSError(error.errno, error.strerror, str(self._logdir)) from error
 
     def _open_file(self) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
+        # Importing tensorboardX sets this variable for its checksums, and would leave it set.
+        with environment_defaults(CRC32C_SW_MODE="auto"):
+            from tensorboardX.event_file_writer import EventsWriter
 
         # Several files may be begun within one second, and the second is all that tells their names apart.
         self._num_files += 1

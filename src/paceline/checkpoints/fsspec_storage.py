@@ -2,6 +2,7 @@
 system for it.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +12,21 @@ from typing import Any
 import fsspec
 
 from paceline.checkpoints.files import SourceFile
+from paceline.checkpoints.manifest import MANIFEST_FILE
 from paceline.checkpoints.storage import Fetched
 from paceline.checkpoints.workspace import Workspace, sweep
 from paceline.errors import ArgumentError, MissingDependencyError
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs",
     "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "adl": "adlfs",
     "hdfs": "pyarrow", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko",
 }  # fmt: skip
+
+# They have no folders to make; asked for one, they would make the bucket, which may be a typing mistake.
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 
 
 class FsspecStorage:
@@ -32,9 +39,9 @@ class FsspecStorage:
     FSSPEC_S3_ENDPOINT_URL=http://host:port or FSSPEC_S3='{"anon": true}', or fsspec's files in
     ~/.config/fsspec.
 
-    Two writers never share a set of files as long as they use different names. With one name, the first
-    manifest counts and the other writer gets FileExistsError; what their data has become by then, its
-    checksums tell on loading.
+    Writers that use different names never touch each other's files. Of two with the same name, the later one
+    gets FileExistsError; should both upload at the same moment, the checksums tell on loading whether
+    what is there is one of the two or a mixture.
     """
 
     def __init__(self, url: str):
@@ -80,13 +87,14 @@ class FsspecStorage:
         with _as_os_errors(self.path_of(name)):
             fs, root = self._open()
             manifest_path = f"{root}/{name}/{manifest.name}"
-            if fs.exists(manifest_path):
-                raise FileExistsError(f"{self.path_of(name)} exists already")
+            self._refuse_committed(fs, name, manifest_path)
             try:
                 for file in content:
                     _upload(fs, f"{root}/{name}/{file.name}", file)
-                # "create" is atomic where the service can do it (S3 and Google's can)
-                fs.pipe_file(manifest_path, b"".join(manifest.chunks()), mode="create")
+                self._refuse_committed(fs, name, manifest_path)
+                # not with a conditional request: few services know them, and one that is repeated after
+                # a lost answer would take our own manifest for someone else's
+                fs.pipe_file(manifest_path, b"".join(manifest.chunks()))
             except BaseException:
                 self._remove_uncommitted(fs, f"{root}/{name}", content, manifest_path)
                 raise
@@ -94,11 +102,10 @@ class FsspecStorage:
     def delete(self, name: str) -> None:
         with _as_os_errors(self.path_of(name)):
             fs, root = self._open()
-            manifests = [
-                path for path in fs.find(f"{root}/{name}") if PurePosixPath(path).parent.name == name
-            ]
-            for path in sorted(manifests, key=lambda path: not path.endswith("/checkpoint.json")):
-                fs.rm_file(path)
+            try:
+                fs.rm_file(f"{root}/{name}/{MANIFEST_FILE}")  # from here on, it does not exist for readers
+            except FileNotFoundError:
+                logger.debug("%s has no manifest", self.path_of(name))
             fs.invalidate_cache()
             if fs.exists(f"{root}/{name}"):
                 fs.rm(f"{root}/{name}", recursive=True)
@@ -127,6 +134,11 @@ class FsspecStorage:
         fs.invalidate_cache()  # other processes write here too
         return fs, str(root).rstrip("/")
 
+    def _refuse_committed(self, fs: Any, name: str, manifest_path: str) -> None:
+        fs.invalidate_cache()
+        if fs.exists(manifest_path):
+            raise FileExistsError(f"{self.path_of(name)} exists already")
+
     @staticmethod
     def _remove_uncommitted(fs: Any, folder: str, content: Sequence[SourceFile], manifest_path: str) -> None:
         try:
@@ -154,7 +166,9 @@ class MissingFileSystemError(MissingDependencyError):
 
 
 def _upload(fs: Any, path: str, file: SourceFile) -> None:
-    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    if not protocols & _OBJECT_STORES:
+        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
     with fs.open(path, "wb") as target:
         for chunk in file.chunks():
             target.write(chunk)

@@ -80,7 +80,7 @@ class MemorySaver:
     def __init__(
         self,
         resume_from: str | dict[str, Any] | None,
-        on_save: Callable[[dict[str, Any], int], None] | None,
+        on_save: Callable[[tuple[dict[str, Any], int]], None] | None,
     ):
         self._latest: dict[str, Any] | None = None
         self._resume_from, self._on_save = resume_from, on_save
@@ -93,7 +93,7 @@ class MemorySaver:
             )
         self._latest = copy_of(state)
         if self._on_save is not None:
-            self._on_save(self._latest, iteration)
+            self._on_save((self._latest, iteration))
 
     def load(self) -> Checkpoint | None:
         return _initial(self._resume_from) if self._latest is None else Checkpoint(copy_of(self._latest))

@@ -58,7 +58,7 @@ class Storage(Protocol):
         """Idempotent. A reader sees the whole set or none of it, also when this is interrupted."""
 
     def workspace(self) -> Workspace:
-        """A local directory for files that are waiting for `write`; on the same disk, if the root is on one."""
+        """A local directory for files that wait for `write`; on the same disk, if the root is on one."""
 
     def free_bytes(self) -> int | None:
         """How much more could be written; None if there is no telling."""

@@ -59,9 +59,7 @@ def block_of(tensor: torch.Tensor) -> tuple[Block, dict[str, Any]]:
     shape, num_bytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
 
     def copy_into(memory: memoryview) -> None:
-        # normal mode even inside the user's inference_mode, else the reused memory could not be written from
-        # outside it
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             raw = torch.frombuffer(memory, dtype=torch.uint8)
             raw.view(tensor.dtype).view(shape).copy_(tensor.detach())
 

@@ -78,8 +78,9 @@ class CheckpointWriter:
         self.flush()
         id = self._next_id
         if self._strategy.num_to_keep != 0:
+            snapshot = encoded.snapshot(self._buffers)
             staged = None if directory is None else self._stage(id, directory)
-            job = _Job(id, encoded.snapshot(self._buffers), staged, score, iteration, time.time())
+            job = _Job(id, snapshot, staged, score, iteration, time.time())
             self._thread = threading.Thread(
                 target=self._work, args=(job,), name="paceline-checkpoint", daemon=True
             )

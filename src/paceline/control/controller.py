@@ -124,7 +124,8 @@ class Controller:
                 world_size=self._crew.world_size,
             )
         except BaseException as error:
-            self.folder.set_state("FAILED", reason=f"a callback failed to start: {error!r}")
+            state = "FAILED" if isinstance(error, Exception) else "STOPPED"
+            self.folder.set_state(state, reason=f"a callback did not start: {_reason(error)}")
             self.folder.close()
             raise
 
@@ -164,7 +165,7 @@ class Controller:
             detailed_metrics=self.plan.detailed_metrics,
         )
         ranks = range(self._crew.world_size)
-        call = Call(train, (task,))
+        call = Call(train, (task,), label=f"train_func {getattr(self.plan.fn, '__name__', self.plan.fn)!r}, or its config,")
         self._attempt = _Attempt(group, Gather(len(ranks)), [self._clock()] * len(ranks))
         self.folder.set_state("RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.num_restarts)
         self.folder.record_event("attempt", number=self.num_restarts, resumes_from=_name_of(resume_from))

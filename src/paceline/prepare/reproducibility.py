@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,16 +63,16 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _remember_switches(undo: list[Any]) -> None:
-    """For a worker that is used again: the switches below are the process's, not the run's."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
+def _remember_switches(undo: list[Callable[[], None]]) -> None:
+    """For a worker that is used again: these switches are the process's, not the run's."""
+    mode = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark, cublas = torch.backends.cudnn.benchmark, os.environ.get(_CUBLAS)
+    benchmark, had_cublas = torch.backends.cudnn.benchmark, _CUBLAS in os.environ
 
     def turn_back() -> None:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
-        if cublas is None:
+        if not had_cublas:
             os.environ.pop(_CUBLAS, None)
 
     undo.append(turn_back)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from paceline.errors import ArgumentTypeError
 from paceline.workers import parcel
 
 
@@ -99,14 +100,23 @@ Event = Sent | Returned | Raised | Died | Printed
 
 @dataclass(frozen=True)
 class Call:
-    """`fn(wire, *args)`, to be run in a worker. One Call may go to many ranks: it is packed once."""
+    """`fn(wire, *args)`, to be run in a worker. One Call may go to many ranks: it is packed once. `label` is what an
+    error calls it."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
+    label: str = "the call"
 
     @cached_property
     def packed(self) -> bytes:
-        return parcel.dumps((self.fn, self.args))
+        try:
+            return parcel.dumps((self.fn, self.args))
+        except Exception as error:
+            raise ArgumentTypeError(
+                f"{self.label} cannot be pickled for the trip to the workers ({type(error).__name__}: {error}). Look for "
+                "an open file, a lock, a connection or a generator among its arguments and the variables it refers to, "
+                "and create that inside the function instead."
+            ) from error
 
 
 class Wire(Protocol):
@@ -114,11 +124,11 @@ class Wire(Protocol):
 
     place: Place
 
-    def send(self, kind: str, value: Any) -> None:
-        """Queue something for the driver and return at once."""
+    def report(self, packed: bytes) -> None:
+        """The hot path: hand over a pickled report. It is safe from now on, even if this worker dies at once."""
 
-    def send_packed(self, kind: str, value: bytes) -> None:
-        """The same for a value that is pickled already: the hot path of `report`."""
+    def send(self, kind: str, value: Any) -> None:
+        """Anything else for the driver, where it arrives after the reports made before it."""
 
     @property
     def stopping(self) -> bool:

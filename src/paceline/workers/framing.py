@@ -1,5 +1,6 @@
-"""Whole messages over a stream socket: eight bytes of length, then a pickle. Both ends are ours."""
+"""Whole messages over a byte stream: eight bytes of length, then the body. Both ends are ours."""
 
+import os
 import pickle
 import socket
 import struct
@@ -11,14 +12,12 @@ _CHUNK_BYTES = 1 << 20
 _MOST_CHUNKS = 64
 
 
+def framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
 def send_message(sock: socket.socket, message: Any) -> None:
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    head = _LENGTH.pack(len(body))
-    if len(body) < _CHUNK_BYTES:
-        sock.sendall(head + body)
-    else:
-        sock.sendall(head)
-        sock.sendall(body)
+    sock.sendall(framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
 
 
 def recv_message(sock: socket.socket) -> Any:
@@ -38,33 +37,30 @@ def _recv_exactly(sock: socket.socket, num_bytes: int) -> bytearray:
     return data
 
 
-class MessageReader:
-    """Messages from a non-blocking socket, as far as they have arrived."""
+class FrameReader:
+    """The bodies that have arrived whole at a non-blocking file descriptor. A torn one at the end never shows."""
 
-    def __init__(self, sock: socket.socket):
-        self._sock = sock
+    def __init__(self, fd: int):
+        self._fd = fd
         self._data = bytearray()
         self.closed = False
 
-    def messages(self) -> Iterator[Any]:
+    def bodies(self) -> Iterator[bytearray]:
         self._fill()
         start, end = 0, len(self._data)
-        try:
-            while end - start >= _LENGTH.size:
-                (size,) = _LENGTH.unpack_from(self._data, start)
-                if end - start - _LENGTH.size < size:
-                    break
-                body = self._data[start + _LENGTH.size : start + _LENGTH.size + size]
-                start += _LENGTH.size + size
-                yield pickle.loads(body)
-        finally:
-            del self._data[:start]
+        while end - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._data, start)
+            if end - start - _LENGTH.size < size:
+                break
+            start += _LENGTH.size + size
+            yield self._data[start - size : start]
+        del self._data[:start]
 
     def _fill(self) -> None:
         """Take what is there; sets `closed` at the end of the stream."""
         for _ in range(_MOST_CHUNKS):  # a flood must not keep the caller here for ever
             try:
-                chunk = self._sock.recv(_CHUNK_BYTES)
+                chunk = os.read(self._fd, _CHUNK_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:

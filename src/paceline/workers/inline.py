@@ -95,5 +95,5 @@ class InlineWire:
             self.delivery_error = error
             raise
 
-    def send_packed(self, kind: str, value: bytes) -> None:
-        self.send(kind, pickle.loads(value))
+    def report(self, packed: bytes) -> None:
+        self.send("report", pickle.loads(packed))

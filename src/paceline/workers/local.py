@@ -5,6 +5,7 @@ kernel ends workers whose nursery is gone.
 """
 
 import contextlib
+import fcntl
 import os
 import pickle
 import selectors
@@ -23,11 +24,15 @@ from paceline.errors import ResourcesError, StackDumpError, TrainFunctionError, 
 from paceline.workers import parcel
 from paceline.workers.base import Call, Died, Event, Place, Printed, Raised, Resources, Returned, Sent, WorkerInfo
 from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, share_gpus
-from paceline.workers.framing import MessageReader, send_message
+from paceline.workers.framing import FrameReader, send_message
 from paceline.workers.nursery import Nursery, shared_nursery
 from paceline.workers.stacks import collect_stacks
 
+BATCH_S = 0.02
+"""How long reports may gather before the driver takes them."""
+
 _LOG_CHUNK_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20
 
 
 class LocalEngine:
@@ -65,28 +70,30 @@ class LocalGroup:
     def start(self) -> None:
         specs, shares = self._specs()
         nursery = shared_nursery(self._preload)
-        pairs = [socket.socketpair() for _ in specs]
+        lines = [_Line() for _ in specs]
         try:
             for spec in specs:
                 spec["nursery_pid"] = nursery.pid
-            pids = nursery.fork(specs, [theirs for _, theirs in pairs])
+            pids = nursery.fork(specs, [line.worker_fds for line in lines])
         except WorkerStartError:
-            for ours, _ in pairs:
-                ours.close()
+            for line in lines:
+                line.close()
             self.close()
             raise
         finally:
-            for _, theirs in pairs:
-                theirs.close()
-        self._workers = [_Worker(spec, pid, ours, nursery) for spec, pid, (ours, _) in zip(specs, pids, pairs, strict=True)]
+            for line in lines:
+                line.close_worker_end()
+        self._workers = [
+            _Worker(spec, pid, line, nursery) for spec, pid, line in zip(specs, pids, lines, strict=True)
+        ]
         self.infos = [
             WorkerInfo(worker.place, worker.pid, socket.gethostname(), share.ids if share else ())
             for worker, share in zip(self._workers, shares, strict=True)
         ]
         self._selector = selectors.DefaultSelector()
         for worker in self._workers:
-            self._selector.register(worker.sock, selectors.EVENT_READ, worker)
-            self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+            self._selector.register(worker.line.sock, selectors.EVENT_READ)
+            self._selector.register(worker.pidfd, selectors.EVENT_READ)
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         packed = {rank: call.packed for rank, call in calls.items()}  # fails, if it must, before any rank begins
@@ -94,24 +101,24 @@ class LocalGroup:
             self._workers[rank].begin(payload, logs[rank] if logs else None)
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
+        """Reports wait in their pipes until the next poll: waking up for each would cost the trainers their cores."""
         assert self._selector is not None, "poll before start"
-        ready = {id(key.data): key.data for key, _ in self._selector.select(timeout_s)}
-        for worker in ready.values():
-            for event in worker.events():
-                deliver(event)
-            if worker.reader.closed:
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(worker.sock)
-            if not worker.alive:
-                self._selector.unregister(worker.pidfd)
+        ready = {key.fd for key, _ in self._selector.select(min(timeout_s, BATCH_S))}
         for worker in self._workers:
+            is_gone = worker.pidfd in ready
+            for event in worker.events(is_gone):
+                deliver(event)
+            if is_gone:
+                self._selector.unregister(worker.pidfd)
+            if worker.line.messages.closed and worker.line.sock.fileno() in ready:
+                self._selector.unregister(worker.line.sock)
             for text in worker.printed():
                 deliver(Printed(worker.rank, text))
 
     def request_stop(self) -> None:
         for worker in self._workers:
             with contextlib.suppress(OSError):
-                send_message(worker.sock, ("stop",))
+                send_message(worker.line.sock, ("stop",))
 
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         if not self._workers:
@@ -178,17 +185,40 @@ def worker_environ(place: Place, share: GpuShare | None, threads: int) -> dict[s
     return environ
 
 
+class _Line:
+    """The connection to one worker: a socket for both directions, and a pipe for its reports."""
+
+    def __init__(self) -> None:
+        self.sock, self._worker_sock = socket.socketpair()
+        self.report_fd, self._worker_report_fd = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a smaller pipe only makes a fast loop wait sooner
+            fcntl.fcntl(self.report_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.sock.setblocking(False)
+        os.set_blocking(self.report_fd, False)
+        self.messages, self.reports = FrameReader(self.sock.fileno()), FrameReader(self.report_fd)
+
+    @property
+    def worker_fds(self) -> tuple[int, int]:
+        return self._worker_sock.fileno(), self._worker_report_fd
+
+    def close_worker_end(self) -> None:
+        self._worker_sock.close()
+        os.close(self._worker_report_fd)
+
+    def close(self) -> None:
+        self.sock.close()
+        os.close(self.report_fd)
+
+
 class _Worker:
     """One worker process as its group knows it."""
 
-    def __init__(self, spec: dict[str, Any], pid: int, sock: socket.socket, nursery: Nursery):
+    def __init__(self, spec: dict[str, Any], pid: int, line: _Line, nursery: Nursery):
         self.place: Place = spec["place"]
         self.rank = self.place.world_rank
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # it cannot have been reaped: only we ask the nursery for that
-        self.sock = sock
-        self.sock.setblocking(False)
-        self.reader = MessageReader(sock)
+        self.line = line
         self.stacks_path = Path(spec["stacks_path"])
         self.alive = True
         self._busy = False
@@ -200,27 +230,26 @@ class _Worker:
         self._busy = True
         if log_path is not None and log_path != self._log.path:
             self._old_log, self._log = self._log, _LogTail(log_path, at_end=True)
-        self.sock.setblocking(True)
+        self.line.sock.setblocking(True)
         with contextlib.suppress(OSError):  # a dead worker is reported by poll
-            send_message(self.sock, ("call", payload, str(log_path) if log_path else None))
-        self.sock.setblocking(False)
+            send_message(self.line.sock, ("call", payload, str(log_path) if log_path else None))
+        self.line.sock.setblocking(False)
 
-    def events(self) -> list[Event]:
-        """What has arrived; the death of the process comes after everything it sent."""
-        gone = self.alive and _has_ended(self.pidfd)
-        events: list[Event] = []
-        for batch in self.reader.messages():
-            events.extend(self._event(kind, payload) for kind, payload in batch)
-        if gone:
+    def events(self, is_gone: bool) -> list[Event]:
+        """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
+        death of the process comes after everything it sent."""
+        messages = [pickle.loads(body) for body in self.line.messages.bodies()]
+        events: list[Event] = [Sent(self.rank, "report", pickle.loads(body)) for body in self.line.reports.bodies()]
+        events.extend(self._event(kind, value) for kind, value in messages)
+        if is_gone:
             self.alive = False
             events.append(Died(self.rank, self._how_it_ended()))
         return events
 
-    def _event(self, kind: str, payload: bytes) -> Event:
+    def _event(self, kind: str, value: Any) -> Event:
         if kind == "returned":
             self._busy = False
-            return _unpacked(self.rank, payload)
-        value = pickle.loads(payload)
+            return _unpacked(self.rank, value)
         if kind == "raised":
             self._busy = False
             type_name, message, text, packed = value
@@ -237,7 +266,7 @@ class _Worker:
 
     def dismiss(self) -> None:
         with contextlib.suppress(OSError):
-            send_message(self.sock, ("exit",))
+            send_message(self.line.sock, ("exit",))
 
     def end(self, patience_s: float) -> None:
         """Wait as long as allowed, then kill the worker and whatever it has started."""
@@ -253,7 +282,7 @@ class _Worker:
                 self._nursery.reap(self.pid)
         self.alive = False
         self._log.close()
-        self.sock.close()
+        self.line.close()
         os.close(self.pidfd)
 
     def _how_it_ended(self) -> str:

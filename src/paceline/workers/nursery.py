@@ -45,11 +45,12 @@ class Nursery:
         """False in a fork of the driver too: the socket belongs to the parent."""
         return self._owner_pid == os.getpid() and self._process.poll() is None
 
-    def fork(self, specs: list[dict[str, Any]], sockets: list[socket.socket]) -> list[int]:
-        """Fork one worker for each spec, each with its socket. Waits for the imports when they are not done."""
+    def fork(self, specs: list[dict[str, Any]], fds: list[tuple[int, int]]) -> list[int]:
+        """Fork one worker for each spec, each with its socket and its end of the report pipe. Waits for the imports
+        when they are not done."""
         with self._lock, self._explained():
             send_message(self._control, ("fork", specs))
-            socket.send_fds(self._control, [b"f"], [sock.fileno() for sock in sockets])
+            socket.send_fds(self._control, [b"f"], [fd for pair in fds for fd in pair])
             pids: list[int] = recv_message(self._control)
             return pids
 

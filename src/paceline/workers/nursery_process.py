@@ -20,6 +20,7 @@ from paceline.workers.framing import recv_message, send_message
 
 def main(fd: int, preload: list[str]) -> None:
     control = socket.socket(fileno=fd)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a worker has set up its answer, it must not die of the question
     gc.disable()  # the collector would walk every half-imported module again and again
     for module in preload:
         with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a worker, with a traceback
@@ -40,8 +41,9 @@ def _serve(control: socket.socket, workers: set[int]) -> None:
         verb, *args = recv_message(control)
         if verb == "fork":
             (specs,) = args
-            _, fds, _, _ = socket.recv_fds(control, 1, len(specs))
-            pids = [_fork(spec, fd, fds, control) for spec, fd in zip(specs, fds, strict=True)]
+            _, fds, _, _ = socket.recv_fds(control, 1, 2 * len(specs))
+            pairs = list(zip(fds[::2], fds[1::2], strict=True))
+            pids = [_fork(spec, pair, fds, control) for spec, pair in zip(specs, pairs, strict=True)]
             for fd in fds:
                 os.close(fd)
             workers.update(pids)
@@ -53,18 +55,19 @@ def _serve(control: socket.socket, workers: set[int]) -> None:
             send_message(control, status)
 
 
-def _fork(spec: dict[str, Any], fd: int, fds: list[int], control: socket.socket) -> int:
+def _fork(spec: dict[str, Any], own_fds: tuple[int, int], fds: list[int], control: socket.socket) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         control.close()
         for other in fds:
-            if other != fd:
+            if other not in own_fds:
                 os.close(other)
         from paceline.workers.worker_process import worker_main
 
-        worker_main(socket.socket(fileno=fd), spec)
+        sock_fd, report_fd = own_fds
+        worker_main(socket.socket(fileno=sock_fd), report_fd, spec)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

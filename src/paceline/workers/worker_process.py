@@ -1,8 +1,10 @@
 """The worker's own side, on one machine: a forked process that runs one call at a time in its main thread.
 
-    main thread      runs the calls, so signal handlers, debuggers and GUIs behave as in a script
+    main thread      runs the calls, so signal handlers and GUIs behave as in a script
     reader thread    takes commands off the socket; when the socket closes, the driver is gone and so is this process
-    sender thread    ships whatever was queued, in batches
+
+Reports go into a pipe, everything else over the socket. What is in a pipe outlives the process that wrote it: a report
+is safe when `report` returns, though nobody has looked at it yet, and a full pipe makes a too fast loop wait.
 """
 
 import contextlib
@@ -11,7 +13,6 @@ import faulthandler
 import gc
 import io
 import os
-import pickle
 import queue
 import random
 import signal
@@ -25,20 +26,14 @@ from typing import Any
 from paceline.errors import TrainFunctionError
 from paceline.workers import parcel
 from paceline.workers.base import Place
-from paceline.workers.framing import recv_message, send_message
-
-BATCH_S = 0.05
-"""A lone report leaves at once; a stream of them leaves in batches this far apart."""
-
-QUEUE_LIMIT = 10_000
-"""Messages that may wait for a slow driver before `report` itself waits."""
+from paceline.workers.framing import framed, recv_message, send_message
 
 _PR_SET_PDEATHSIG = 1
 
 
-def worker_main(sock: socket.socket, spec: dict[str, Any]) -> None:
+def worker_main(sock: socket.socket, report_fd: int, spec: dict[str, Any]) -> None:
     _leave_the_nursery(spec)
-    wire = SocketWire(sock, spec["place"])
+    wire = ProcessWire(sock, report_fd, spec["place"])
     commands: queue.SimpleQueue[tuple[bytes, str | None] | None] = queue.SimpleQueue()
     threading.Thread(target=_read_commands, args=(wire, commands), name="paceline-reader", daemon=True).start()
     while (command := commands.get()) is not None:
@@ -48,88 +43,52 @@ def worker_main(sock: socket.socket, spec: dict[str, Any]) -> None:
         _answer(wire, payload)
         _flush_output()
         gc.collect()  # a DDP model in a reference cycle must not outlive its process group
-    wire.flush()
     os._exit(0)
 
 
-class SocketWire:
-    """A bounded queue and the thread that empties it into the socket."""
+class ProcessWire:
+    """This worker's end of the connection. Thread-safe: the user's threads may report too."""
 
-    def __init__(self, sock: socket.socket, place: Place):
+    def __init__(self, sock: socket.socket, report_fd: int, place: Place):
         self.place = place
         self.sock = sock
         self.shared: dict[str, Any] = {}
-        self.stop_requested = False
-        self._waiting: list[tuple[str, bytes]] = []
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._filled, self._urgent = threading.Event(), threading.Event()
-        self._sent = threading.Condition(self._lock)
-        self._sending = False
-        threading.Thread(target=self._send_batches, name="paceline-sender", daemon=True).start()
+        self.stopping = False
+        self._report_fd = report_fd
+        self._report_lock, self._send_lock = threading.Lock(), threading.Lock()
 
-    @property
-    def stopping(self) -> bool:
-        return self.stop_requested
+    def report(self, packed: bytes) -> None:
+        data = framed(packed)
+        with self._report_lock:
+            written = os.write(self._report_fd, data)
+            while written < len(data):
+                written += os.write(self._report_fd, data[written:])
 
     def send(self, kind: str, value: Any) -> None:
-        self.send_packed(kind, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-
-    def send_packed(self, kind: str, value: bytes) -> None:
-        with self._lock:
-            while len(self._waiting) >= QUEUE_LIMIT:
-                self._room.wait()
-            self._waiting.append((kind, value))
-            if len(self._waiting) == 1:
-                self._filled.set()
-
-    def flush(self) -> None:
-        """Block until everything queued so far is in the socket."""
-        self._urgent.set()
-        with self._lock:
-            while self._waiting or self._sending:
-                self._filled.set()
-                self._sent.wait(timeout=1.0)
-
-    def _send_batches(self) -> None:
-        while True:
-            self._filled.wait()
-            self._filled.clear()
-            with self._lock:
-                batch, self._waiting = self._waiting, []
-                self._sending = True
-                self._room.notify_all()
-            with contextlib.suppress(ConnectionError):  # the reader notices that the driver is gone
-                if batch:
-                    send_message(self.sock, batch)
-            with self._lock:
-                self._sending = False
-                self._sent.notify_all()
-            self._urgent.wait(BATCH_S)
-            self._urgent.clear()
+        with self._send_lock:
+            send_message(self.sock, (kind, value))
 
 
-def _read_commands(wire: SocketWire, commands: "queue.SimpleQueue[tuple[bytes, str | None] | None]") -> None:
+def _read_commands(wire: ProcessWire, commands: "queue.SimpleQueue[tuple[bytes, str | None] | None]") -> None:
     while True:
         try:
             verb, *args = recv_message(wire.sock)
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)  # the driver is gone: nothing that this worker started may stay
         if verb == "call":
-            wire.stop_requested = False
+            wire.stopping = False
             commands.put((args[0], args[1]))
         elif verb == "stop":
-            wire.stop_requested = True
+            wire.stopping = True
         elif verb == "exit":
             commands.put(None)
 
 
-def _answer(wire: SocketWire, payload: bytes) -> None:
+def _answer(wire: ProcessWire, payload: bytes) -> None:
     try:
         fn, args = parcel.loads(payload)
         value = _pack_value(fn(wire, *args))
     except SystemExit as leave:
-        wire.flush()
         _flush_output()
         code = leave.code
         os._exit(code if isinstance(code, int) else int(code is not None))
@@ -137,8 +96,7 @@ def _answer(wire: SocketWire, payload: bytes) -> None:
         wire.send("raised", describe_error(error))
         del error
     else:
-        wire.send_packed("returned", value)
-    wire.flush()
+        wire.send("returned", value)
 
 
 def _pack_value(value: Any) -> bytes:
@@ -177,14 +135,20 @@ def _leave_the_nursery(spec: dict[str, Any]) -> None:
     sys.argv[:] = spec["argv"]
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
-    random.seed()  # a fork repeats its parent's random numbers
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+    _draw_new_seeds()
     _redirect_output(spec["log_path"])
     stacks = os.open(spec["stacks_path"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     faulthandler.enable(file=2)
     time.tzset()
+
+
+def _draw_new_seeds() -> None:
+    """A fork repeats its parent's random numbers; a process that was started fresh would not."""
+    random.seed()
+    for library in ("numpy.random", "torch"):
+        if library in sys.modules:
+            sys.modules[library].seed()
 
 
 class _LogFile(io.FileIO):

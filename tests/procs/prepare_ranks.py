@@ -1,0 +1,115 @@
+"""What the ranks of test_prepare_ddp.py run: plain torch processes with a hand-made session, no Trainer."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline import session
+from paceline.prepare import (
+    accelerate,
+    backward,
+    enable_reproducibility,
+    prepare_data_loader,
+    prepare_model,
+    prepare_optimizer,
+    rng_state,
+    set_rng_state,
+)
+from paceline.workers.base import Place
+
+NUM_EPOCHS = 3
+
+
+def run_rank(rank, world_size, folder, fn, args):
+    """Join a gloo group through a file, call `fn` in a session, and leave its answer in a file."""
+    torch.set_num_threads(1)
+    folder = Path(folder)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
+    place = Place(rank, rank, 0, world_size, world_size)
+    session._current = SimpleNamespace(place=place, extras={}, note=lambda kind, **fields: None)
+    torch.save(fn(folder, *args), folder / f"answer_{rank}")
+    dist.destroy_process_group()
+
+
+def regression(num_workers=0, batch_size=4):
+    x = torch.arange(32, dtype=torch.float64).reshape(32, 1) / 32
+    data = TensorDataset(x, 3 * x)
+    return prepare_data_loader(DataLoader(data, batch_size=batch_size, shuffle=True, num_workers=num_workers))
+
+
+def train(folder, die_at, checkpoint):
+    """Train with dropout; save everything after each step; be killed after step `die_at`."""
+    enable_reproducibility(5)
+    model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    model = prepare_model(model)
+    optimizer = prepare_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+    loader = regression(num_workers=1)
+    losses, rank = [], dist.get_rank()
+    if checkpoint:
+        state = torch.load(Path(checkpoint) / f"state_{rank}", weights_only=False)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        loader.load_state_dict(state["loader"])
+        set_rng_state(state["rng"])
+        losses = state["losses"]
+    for _ in range(loader.state_dict()["epoch"], NUM_EPOCHS):
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            backward(loss)
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == die_at:
+                save_and_die(folder / f"state_{rank}", model, optimizer, loader, losses)
+    return {"losses": losses, "weights": [p.detach() for p in model.parameters()]}
+
+
+def save_and_die(path, model, optimizer, loader, losses):
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+    torch.save(state | {"loader": loader.state_dict(), "rng": rng_state()}, path)
+    dist.barrier()  # every rank has saved
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def one_epoch(folder, batch_size):
+    """Plain gradient descent from zero: two ranks with half the batch make the same steps as one."""
+    model = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        model.weight.zero_(), model.bias.zero_()
+    model = prepare_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    seen = []
+    for x, y in regression(batch_size=batch_size):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        seen += (x * 32).long().flatten().tolist()
+    return {"seen": seen, "weights": [p.detach() for p in model.parameters()]}
+
+
+def shapes(folder):
+    """Facts about what prepare_model made, to be looked at in the test."""
+    plain = nn.Linear(2, 2)
+    keys = list(plain.state_dict())
+    model, loss, frozen = accelerate(
+        plain, nn.MSELoss(), nn.Linear(1, 1).requires_grad_(False), mixed_precision=True
+    )
+    output = model(torch.ones(1, 2))
+    backward(loss(output, torch.full((1, 2), float(dist.get_rank()))))
+    kwargs = prepare_model(nn.Linear(2, 2), ddp_kwargs={"find_unused_parameters": True})
+    return {
+        "wrapped": [isinstance(made, DistributedDataParallel) for made in (model, loss, frozen)],
+        "again": prepare_model(model) is model,
+        "keys": list(model.module.state_dict()) == keys,
+        "dtype": output.dtype,
+        "narrow": not torch.equal(output, nn.functional.linear(torch.ones(1, 2), plain.weight, plain.bias)),
+        "grad": plain.weight.grad,
+        "kwargs": kwargs.find_unused_parameters,
+    }

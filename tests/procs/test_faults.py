@@ -1,0 +1,416 @@
+"""Workers that die, hang or raise: what the user gets, and what is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+import torch
+
+import paceline
+from paceline import BackendConfig, CheckpointStrategy, SGDCallback, Trainer
+
+
+def train_with_trouble(config):
+    """Five steps of an all-reduce, a report and a checkpoint each; on the first attempt, `trouble` strikes at step 3."""
+    checkpoint = paceline.load_checkpoint() or {"step": 0, "total": 0.0}
+    first_attempt = checkpoint["step"] == 0
+    total = checkpoint["total"]
+    for step in range(checkpoint["step"] + 1, 6):
+        if first_attempt and step == 3:
+            paceline.load_checkpoint()  # what was saved so far is committed
+            if paceline.world_rank() == config.get("rank", 1):
+                config["trouble"]()
+        value = torch.ones(1) * step
+        torch.distributed.all_reduce(value)
+        total += value.item()
+        paceline.report(step=step, total=total)
+        paceline.save_checkpoint(step=step, total=total)
+    return total
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault():
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def leave():
+    sys.exit(1)
+
+
+def run_out_of_memory():
+    """What the kernel does to a process that takes too much, in a form that does not take it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Restarts(SGDCallback):
+    def __init__(self):
+        self.reasons, self.steps, self.end = [], [], None
+
+    def handle_restart(self, attempt, reason, **info):
+        self.reasons.append((attempt, reason))
+
+    def handle_result(self, results, **info):
+        self.steps.append(results[0]["step"])
+
+    def finish_training(self, error=False, **info):
+        self.end = (error, info["status"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("trouble", "named"), [(kill_self, "SIGKILL"), (segfault, "SIGSEGV"), (leave, "exit code 1")], ids=lambda v: getattr(v, "__name__", "")
+)
+def test_worker_is_lost_and_training_continues_from_the_checkpoint(warm, trouble, named, rank):
+    callback = Restarts()
+    values = warm.run(train_with_trouble, {"trouble": trouble, "rank": rank}, callbacks=[callback])
+    assert values == [30.0, 30.0], "as without trouble"
+    [(attempt, reason)] = callback.reasons
+    assert attempt == 1
+    assert f"rank {rank}" in reason
+    assert named in reason
+    assert callback.steps == [1, 2, 3, 4, 5], "resumed where the checkpoint was: no step twice"
+    assert callback.end == (False, "SUCCEEDED")
+    assert warm.latest_checkpoint == {"step": 5, "total": 30.0}
+    run = paceline.load_run(warm.latest_run_dir)
+    assert run.metrics["step"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert [event["kind"] for event in run.events].count("restart") == 1
+
+
+def test_worker_is_lost_with_checkpoints_in_memory(warm):
+    strategy = CheckpointStrategy(num_to_keep=0)
+    values = warm.run(train_with_trouble, {"trouble": kill_self, "rank": 1}, checkpoint_strategy=strategy)
+    assert values == [30.0, 30.0]
+
+
+def test_numbers_of_steps_and_checkpoints_go_on_after_a_restart(warm):
+    warm.run(train_with_trouble, {"trouble": kill_self})
+    run = paceline.load_run(warm.latest_run_dir)
+    assert run.metrics["_training_iteration"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert [info.id for info in run.checkpoints] == [1, 2, 3, 4, 5]
+
+
+def test_without_checkpoints_the_function_starts_over_and_later_reports_win(warm, tmp_path):
+    def train_func():
+        again = (tmp_path / "second").exists()
+        torch.distributed.barrier()
+        for step in range(3):
+            paceline.report(step=step, again=again)
+            if step == 1 and not again:
+                torch.distributed.barrier()
+                (tmp_path / "second").touch()
+                kill_self()
+
+    warm.run(train_func)
+    run = paceline.load_run(warm.latest_run_dir)
+    assert run.metrics.query("rank == 0")["again"].tolist() == [True, True, True]
+    assert len(run.all_metrics) == len(run.metrics) + 4, "what a killed worker had reported is not lost"
+
+
+def test_retries_are_used_up(results_dir):
+    with Trainer(num_workers=2, max_retries=2) as trainer:
+        callback = Restarts()
+        with pytest.raises(paceline.PacelineError, match=r"max_retries=2.*exit code 9") as caught:
+            trainer.run(lambda: os._exit(9), callbacks=[callback])
+        assert "restart" in str(caught.value)
+        assert len(callback.reasons) == 2
+        assert callback.end == (True, "FAILED")
+        assert paceline.load_run(trainer.latest_run_dir).status.state == "FAILED"
+        assert trainer.run(paceline.world_rank) == [0, 1], "the Trainer is usable"
+
+
+def test_the_budget_belongs_to_the_run(warm):
+    for _ in range(2):  # twice 2 restarts, with max_retries=3
+        values = warm.run(train_with_two_deaths)
+        assert values == ["done", "done"]
+
+
+def train_with_two_deaths():
+    checkpoint = paceline.load_checkpoint() or {"deaths": 0}
+    if checkpoint["deaths"] < 2:
+        paceline.save_checkpoint(deaths=checkpoint["deaths"] + 1)
+        paceline.load_checkpoint()
+        torch.distributed.barrier()
+        kill_self()
+    return "done"
+
+
+class CustomError(Exception):
+    def __init__(self, code, detail):
+        super().__init__(code, detail)
+        self.code, self.detail = code, detail
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_user_exception_is_raised_with_its_own_type_and_is_not_masked(warm, rank):
+    def train_func():
+        paceline.report(x=1)
+        if paceline.world_rank() == rank:
+            raise CustomError(42, "the data is bad")
+        torch.distributed.barrier()  # the other rank waits for one that never comes
+
+    callback = Restarts()
+    callback.handle_result = lambda results, **info: None
+    with pytest.raises(CustomError) as caught:
+        warm.run(train_func, callbacks=[callback])
+    assert (caught.value.code, caught.value.detail) == (42, "the data is bad")
+    notes = "\n".join(caught.value.__notes__)
+    assert f"rank {rank}" in notes
+    assert 'raise CustomError(42, "the data is bad")' in notes
+    assert callback.reasons == [], "never retried"
+    assert callback.end == (True, "FAILED")
+    status = paceline.load_run(warm.latest_run_dir).status
+    assert status.state == "FAILED"
+    assert "CustomError" in status.reason
+    assert warm.run(paceline.world_rank) == [0, 1]
+
+
+def test_exception_in_one_rank_while_others_finish(warm):
+    def train_func():
+        if paceline.world_rank() == 1:
+            raise KeyError("late")
+        return "fine"
+
+    with pytest.raises(KeyError, match="late"):
+        warm.run(train_func)
+
+
+def test_ranks_report_unequally(warm):
+    def train_func():
+        for _ in range(2 + paceline.world_rank()):
+            paceline.report(x=1)
+
+    with pytest.raises(RuntimeError, match=r"rank 0 ended after 2 .*rank 1 has made 3"):
+        warm.run(train_func)
+    assert len(paceline.load_run(warm.latest_run_dir).metrics) == 4, "complete steps are kept"
+
+
+def test_exception_outranks_unequal_reports(warm):
+    def train_func():
+        for _ in range(2):
+            paceline.report(x=1)
+        if paceline.world_rank() == 1:
+            paceline.report(x=1)
+            raise LookupError("the real reason")
+
+    with pytest.raises(LookupError, match="the real reason"):
+        warm.run(train_func)
+
+
+def test_report_and_save_in_different_order_on_the_ranks_is_fine(warm):
+    """Reports pair with reports: nobody waits, so there is nothing to get out of step."""
+
+    def train_func():
+        if paceline.world_rank() == 0:
+            paceline.save_checkpoint(x=1)
+            paceline.report(x=1)
+        else:
+            paceline.report(x=1)
+            paceline.save_checkpoint(x=1)
+        return "fine"
+
+    assert warm.run(train_func) == ["fine", "fine"]
+
+
+def test_report_takes_keywords_only(warm):
+    with pytest.raises(TypeError, match=r"report\(\*\*metrics\)"):
+        warm.run(lambda: paceline.report({"loss": 1}))
+
+
+def test_metric_that_cannot_be_sent_is_named(warm):
+    with pytest.raises(TypeError, match=r"report\(lock=...\)"):
+        warm.run(lambda: paceline.report(loss=1, lock=threading.Lock()))
+
+
+def test_function_that_cannot_be_sent(warm):
+    lock = threading.Lock()
+    with pytest.raises(paceline.PacelineError, match="train_func .*cannot be pickled"):
+        warm.run(lambda: lock)
+    assert warm.run(paceline.world_rank) == [0, 1]
+
+
+def test_callback_that_raises_ends_the_run_and_leaves_the_trainer_usable(warm):
+    class Broken(SGDCallback):
+        def handle_result(self, results, **info):
+            raise OSError("disk full")
+
+    witness = Restarts()
+    witness.handle_result = lambda results, **info: None
+
+    def train_func():
+        while True:
+            paceline.report(x=1)
+
+    with pytest.raises(OSError, match="disk full"):
+        warm.run(train_func, callbacks=[witness, Broken()])
+    assert witness.end == (True, "FAILED")
+    assert warm.run(paceline.world_rank) == [0, 1]
+
+
+def test_callback_that_fails_to_start(warm):
+    class Broken(SGDCallback):
+        def start_training(self, logdir, config, **info):
+            raise ValueError("no account")
+
+    with pytest.raises(ValueError, match="no account"):
+        warm.run(lambda: None, callbacks=[Broken()])
+    assert paceline.load_run(warm.latest_run_dir).status.state == "FAILED"
+    assert warm.run(paceline.world_rank) == [0, 1]
+
+
+def test_callback_that_calls_the_trainer_again_is_told(warm):
+    class Again(SGDCallback):
+        def handle_result(self, results, **info):
+            warm.run(lambda: None)
+
+    with pytest.raises(RuntimeError, match="in the middle of a run"):
+        warm.run(lambda: paceline.report(x=1), callbacks=[Again()])
+
+
+def test_idle_worker_is_killed_between_runs(warm):
+    pid = warm.execute_single(os.getpid, rank=1)
+    os.kill(pid, signal.SIGKILL)
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        threading.Event().wait(0.001)
+    assert warm.run(paceline.world_rank) == [0, 1]
+
+
+def test_nursery_is_killed_and_replaced():
+    from paceline.workers import nursery
+
+    with Trainer(backend=BackendConfig(), num_workers=2) as trainer:
+        victim = nursery._shared[()]
+
+        class Kill(SGDCallback):
+            def handle_result(self, results, **info):
+                if victim.is_alive():
+                    os.kill(victim.pid, signal.SIGKILL)
+
+        def train_func():
+            again = paceline.load_checkpoint()
+            paceline.save_checkpoint(x=1)
+            paceline.load_checkpoint()
+            paceline.report(x=1)
+            while not again:
+                threading.Event().wait(0.01)
+            return "done"
+
+        assert trainer.run(train_func, callbacks=[Kill()]) == ["done", "done"]
+
+
+def test_children_of_a_worker_end_with_it():
+    def train_func():
+        child = subprocess.Popen(["sleep", "1000"])
+        paceline.report(pid=child.pid)
+        while True:
+            threading.Event().wait(0.01)
+
+    trainer = Trainer(backend=BackendConfig(), num_workers=1)
+    iterator = trainer.run_iterator(train_func)
+    [result] = next(iterator)
+    child = psutil.Process(result["pid"])
+    trainer.shutdown()
+    gone, _ = psutil.wait_procs([child], timeout=5)
+    assert gone or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_rank_hangs_and_is_told_by_its_stacks():
+    def get_stuck():
+        while True:
+            threading.Event().wait(1)
+
+    def train_func():
+        checkpoint = paceline.load_checkpoint()
+        paceline.report(x=1)
+        if checkpoint is None:
+            paceline.save_checkpoint(x=1)
+            if paceline.world_rank() == 1:
+                get_stuck()
+        torch.distributed.barrier()
+        return "done"
+
+    with Trainer(num_workers=2, hang_timeout_s=0.7) as trainer:
+        assert trainer.run(train_func) == ["done", "done"]
+        run = paceline.load_run(trainer.latest_run_dir)
+        [hang] = [event for event in run.events if event["kind"] == "hang"]
+        text = (run.path / "logs" / "stacks_0.txt").read_text()
+        assert "get_stuck" in text.split("=== rank 1 ===")[1]
+        assert "barrier" in text.split("=== rank 1 ===")[0]
+        assert str(run.path) in hang["stacks"]
+
+
+def test_stopped_process_counts_as_a_hang():
+    def train_func():
+        checkpoint = paceline.load_checkpoint()
+        paceline.save_checkpoint(x=1)
+        if checkpoint is None and paceline.world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        torch.distributed.barrier()
+        return "done"
+
+    with Trainer(num_workers=2, hang_timeout_s=0.7) as trainer:
+        assert trainer.run(train_func) == ["done", "done"]
+
+
+def test_stacks_on_demand(warm):
+    seen = {}
+
+    class Look(SGDCallback):
+        def handle_result(self, results, **info):
+            seen.update(warm.stacks())
+            warm.stop()
+
+    def spin_here():
+        paceline.report(x=1)
+        while not paceline.should_stop():
+            threading.Event().wait(0.01)
+
+    warm.run(spin_here, callbacks=[Look()])
+    assert sorted(seen) == [0, 1]
+    assert "spin_here" in seen[0]
+    assert "spin_here" in seen[1]
+
+
+def test_stacks_without_workers():
+    with pytest.raises(RuntimeError, match="no workers"):
+        Trainer(num_workers=1, logdir="unused").stacks()
+
+
+def test_disk_full_while_logging_does_not_end_the_training():
+    def train_func():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        for _ in range(1000):
+            print("a line that no longer fits")
+        return "done"
+
+    with Trainer(backend=BackendConfig(), num_workers=1) as trainer:
+        assert trainer.run(train_func) == ["done"]
+        assert 0 < len(paceline.load_run(trainer.latest_run_dir).log(0)) <= 100
+
+
+def test_disk_full_while_saving():
+    def train_func():
+        import resource
+
+        paceline.save_checkpoint(epoch=1)
+        paceline.load_checkpoint()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        paceline.save_checkpoint(epoch=2, weights=torch.zeros(10_000))
+
+    with Trainer(num_workers=1) as trainer:
+        with pytest.raises(OSError, match="checkpoint_000002"):
+            trainer.run(train_func)
+        assert trainer.latest_checkpoint == {"epoch": 1}, "what was committed is safe"
+        assert [path.name for path in trainer.latest_checkpoint_dir.iterdir()] == ["checkpoint_000001"]

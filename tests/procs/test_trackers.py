@@ -1,0 +1,258 @@
+"""MLflow, Weights & Biases and notebooks, for real: their own packages, in a process of their own, offline.
+
+Each script runs in a fresh interpreter that refuses to look up a host name or to connect to anything but a
+local socket, and writes down that it was asked to: trackers that phone home, as both do unless told
+otherwise, are found out. (wandb's own service process is outside this watch.)
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+SOURCE_DIR = Path(__file__).parents[2] / "src"
+
+PREAMBLE = """
+import atexit, json, os, socket, sys
+attempts = []
+# Registered before anything is imported, so it runs after the exit handlers of the trackers.
+atexit.register(lambda: print(json.dumps(attempts), file=open(sys.argv[1] + ".attempts", "w")))
+def watch(event, args):
+    if event == "socket.getaddrinfo" or (event == "socket.connect" and args[0].family != socket.AF_UNIX):
+        attempts.append(f"{event} {args[1:]}")
+        raise OSError(f"no network in this test: {event}")
+sys.addaudithook(watch)
+run_dir = sys.argv[1]
+def drive(callback, config=None, status="SUCCEEDED", steps=((1, 0.5), (2, 0.25)), world_size=2):
+    error = status == "FAILED"
+    callback.start_training(
+        run_dir, config or {}, run_id="run_001", num_workers=world_size, world_size=world_size
+    )
+    for step, loss in steps:
+        stamps = {"_training_iteration": step, "_timestamp": 1, "_pid": 2}
+        first = {"loss": loss, "nested": {"a": step}, "name": "x", **stamps}
+        callback.handle_result([first, {"loss": 9, **stamps}])
+    callback.finish_training(error=error, status=status, exception=ValueError("x") if error else None)
+"""
+
+
+def run_script(source, run_dir, **variables):
+    """Runs the script, makes sure that it tried no network, and returns what it printed last, as JSON."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        # MLflow and wandb behave better under a test runner than they do for users.
+        if not name.startswith(("PYTEST_", "MLFLOW_", "WANDB_", "CI", "GITHUB_")) and name != "DO_NOT_TRACK"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(source), str(run_dir)],
+        env={**outside, "PYTHONPATH": str(SOURCE_DIR), "HOME": str(run_dir.parent), **variables},
+        cwd=run_dir,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(Path(f"{run_dir}.attempts").read_text()) == []
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+MLFLOW = """
+from paceline.callbacks import MLflowLoggerCallback
+{setup}
+before = dict(os.environ)
+callback = MLflowLoggerCallback({arguments})
+drive(callback, {drive})
+from mlflow.tracking import MlflowClient
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+client = MlflowClient({store})
+run = client.get_run(callback.mlflow_run_id)
+def history_of(key):
+    return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
+history = {{key: history_of(key) for key in run.data.metrics}}
+del os.environ["MLFLOW_ALLOW_FILE_STORE"]
+print(json.dumps({{
+    "status": run.info.status, "name": run.info.run_name, "params": run.data.params, "history": history,
+    "tags": run.data.tags, "experiment": client.get_experiment(run.info.experiment_id).name,
+    "artifacts": [f.path for f in client.list_artifacts(run.info.run_id, "checkpoints")],
+    "ended": run.info.end_time is not None,
+    "variables": sorted(set(os.environ) ^ set(before)),
+}}))
+"""
+
+
+def mlflow_script(arguments="", drive="", setup="", store="f'{run_dir}/mlruns'"):
+    return MLFLOW.format(arguments=arguments, drive=drive, setup=setup, store=store)
+
+
+def test_mlflow_in_the_run_folder(tmp_path):
+    run_dir = tmp_path / "sgd_1" / "run_001"
+    script = mlflow_script(
+        'tags={"team": 7}', 'config={"lr": 0.1, "model": {"layers": [1, 2]}, "odd key!": 1}'
+    )
+    found = run_script(script, run_dir)
+    assert found["status"] == "FINISHED"
+    assert found["ended"]
+    assert found["name"] == "run_001"
+    assert found["experiment"] == "sgd_1"
+    assert found["params"] == {"lr": "0.1", "model/layers": "[1, 2]", "odd key_": "1"}
+    assert found["history"] == {"loss": [[1, 0.5], [2, 0.25]], "nested/a": [[1, 1.0], [2, 2.0]]}
+    assert found["tags"]["team"] == "7"
+    assert found["variables"] == [], "the environment is as it was"
+
+
+@pytest.mark.parametrize(("status", "ended_as"), [("FAILED", "FAILED"), ("STOPPED", "KILLED")])
+def test_mlflow_is_told_the_truth(tmp_path, status, ended_as):
+    found = run_script(mlflow_script(drive=f'status="{status}"'), tmp_path / "run_001")
+    assert found["status"] == ended_as
+    assert found["history"]["loss"] == [[1, 0.5], [2, 0.25]]
+
+
+def test_mlflow_gets_the_checkpoints(tmp_path):
+    checkpoint_dir = tmp_path / "run_001" / "checkpoints" / "checkpoint_000001"
+    checkpoint_dir.mkdir(parents=True)
+    (checkpoint_dir / "data").write_text("x")
+    arguments = (
+        f"logdir={str(tmp_path / 'tracking')!r}, save_artifact=True, experiment_name='mine', worker_to_log=1"
+    )
+    script = mlflow_script(arguments, store=repr(str(tmp_path / "tracking" / "mlruns")))
+    found = run_script(script, tmp_path / "run_001")
+    assert found["artifacts"] == ["checkpoints/checkpoint_000001"]
+    assert found["experiment"] == "mine"
+    assert found["history"] == {"loss": [[1, 9.0], [2, 9.0]]}
+
+
+def test_mlflow_experiment_by_id_and_by_a_wrong_one(tmp_path):
+    setup = """
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+from mlflow.tracking import MlflowClient
+known = MlflowClient(f"{run_dir}/mlruns").create_experiment("made before")
+from paceline.errors import ArgumentError
+try:
+    drive(MLflowLoggerCallback(experiment_id="31415"))
+    raise SystemExit("not refused")
+except ArgumentError as error:
+    assert "no experiment with the id '31415'" in str(error), error
+try:
+    MLflowLoggerCallback(experiment_id="1", experiment_name="x")
+    raise SystemExit("not refused")
+except ArgumentError as error:
+    assert "Give one of them" in str(error), error
+"""
+    found = run_script(mlflow_script("experiment_id=known", setup=setup), tmp_path / "run_001")
+    assert found["experiment"] == "made before"
+
+
+def test_many_quick_reports_all_reach_mlflow(tmp_path):
+    steps = "steps=[(i, i / 2) for i in range(1, 1301)]"
+    found = run_script(mlflow_script(drive=steps), tmp_path / "run_001")
+    assert found["history"]["loss"] == [[step, step / 2] for step in range(1, 1301)]
+
+
+WANDB = """
+from paceline.callbacks import WandbLoggerCallback
+before = dict(os.environ)
+drive(WandbLoggerCallback(project="p", mode="offline", {arguments}), config={{"lr": 0.1}}, {drive})
+import wandb
+wandb.teardown()
+print(json.dumps({{"added": sorted(set(os.environ) - set(before))}}))
+"""
+
+
+def wandb_records(run_dir):
+    """The records of the one offline run below `run_dir`, read from wandb's own file (a LevelDB log)."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = (run_dir / "wandb").glob("offline-run-*/run-*.wandb")
+    data, position, record, records = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        room = 32768 - position % 32768
+        if room < 7:
+            position += room
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            records.append(wandb_internal_pb2.Record.FromString(record))
+            record = b""
+    return records
+
+
+def wandb_history(records):
+    rows = []
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            items = {
+                (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            rows.append({key: value for key, value in items.items() if not key.startswith("_")})
+    return rows
+
+
+def test_wandb_offline(tmp_path):
+    run_dir = tmp_path / "run_001"
+    found = run_script(WANDB.format(arguments='config={"extra": 1}', drive=""), run_dir)
+    assert "WANDB_ERROR_REPORTING" not in found["added"], "the user's environment is not changed"
+    records = wandb_records(run_dir)
+    assert wandb_history(records) == [
+        {"loss": 0.5, "nested/a": 1, "training_iteration": 1},
+        {"loss": 0.25, "nested/a": 2, "training_iteration": 2},
+    ]
+    (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    assert (run.project, run.display_name) == ("p", "run_001")
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert (config["lr"], config["extra"]) == (0.1, 1)
+    assert exit_codes(records) == [0]
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [("FAILED", 1), ("STOPPED", 255)])
+def test_wandb_is_told_the_truth(tmp_path, status, exit_code):
+    run_script(WANDB.format(arguments="worker_to_log=1", drive=f'status="{status}"'), tmp_path / "run_001")
+    records = wandb_records(tmp_path / "run_001")
+    assert exit_codes(records) == [exit_code]
+    assert [row["loss"] for row in wandb_history(records)] == [9, 9]
+
+
+def test_wandb_keeps_all_results_when_a_restart_repeats_steps(tmp_path):
+    run_script(
+        WANDB.format(arguments="", drive="steps=[(1, 4), (2, 3), (1, 2), (2, 1)]"), tmp_path / "run_001"
+    )
+    rows = wandb_history(wandb_records(tmp_path / "run_001"))
+    assert [(row["training_iteration"], row["loss"]) for row in rows] == [(1, 4), (2, 3), (1, 2), (2, 1)]
+
+
+def exit_codes(records):
+    return [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"]
+
+
+def test_progress_in_a_notebook(tmp_path):
+    source = f"""
+        import sys
+        sys.path.insert(0, {str(SOURCE_DIR)!r})
+        from paceline.callbacks import default_progress
+        callback = default_progress()
+        callback.start_training("/results/sgd/run_001", {{}}, run_id="run_001", num_workers=2, world_size=2)
+        for step in range(1, 1001):
+            callback.handle_result([{{"loss": 1 / step, "_training_iteration": step}}, {{}}])
+        callback.finish_training(status="SUCCEEDED", exception=None)
+    """
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(source))])
+    # The switch that keeps displays out of other tests must not be on here.
+    variables = {name: value for name, value in os.environ.items() if name != "PACELINE_PROGRESS"}
+    NotebookClient(notebook, kernel_name="python3", timeout=120).execute(cwd=str(tmp_path), env=variables)
+    outputs = notebook.cells[0].outputs
+    assert [output.output_type for output in outputs] == ["display_data"], "one output, updated in place"
+    text = outputs[0].data["text/plain"]
+    assert text.startswith("✓ SUCCEEDED · 1,000 steps in ")
+    assert text.strip().endswith("→ /results/sgd/run_001")
+    assert "SUCCEEDED" in outputs[0].data["text/html"]

@@ -1,0 +1,266 @@
+"""Committing, listing, pruning and loading; damage is noticed, and a missing checkpoint explained."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, read_info, snapshot
+from paceline.checkpoints.manifest import Manifest, damaged
+from paceline.errors import ArgumentError, CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+
+STATE = {"epoch": 4, "model": torch.arange(100.0), "array": np.arange(10)}
+
+
+@pytest.fixture(params=["local", "remote"])
+def store(request, tmp_path):
+    root = tmp_path if request.param == "local" else f"memory://{tmp_path.name}"
+    return CheckpointStore(f"{root}/checkpoints")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A user's own directory, with everything that can be in one."""
+    source = tmp_path / "mine"
+    (source / "deep" / "er").mkdir(parents=True)
+    (source / "weights.bin").write_bytes(b"\x00" * 100)
+    (source / "deep" / "er" / "notes.txt").write_text("hello")
+    (tmp_path / "outside.txt").write_text("linked")
+    (source / "link.txt").symlink_to(tmp_path / "outside.txt")
+    return source
+
+
+def test_commit_and_load(store):
+    info = store.commit(3, snapshot(STATE), score=0.5, iteration=7)
+    assert (info.id, info.score, info.iteration, info.path) == (3, 0.5, 7, store.path_of(3))
+    assert info.path.endswith("/checkpoints/checkpoint_000003")
+    back = load(info.path)
+    assert back["epoch"] == 4
+    assert torch.equal(back["model"], STATE["model"])
+    assert back.path == info.path
+    assert back.directory is None
+    assert read_info(info.path) == info
+    assert store.list() == [info]
+
+
+def test_it_is_a_dict_and_prints_like_one(store):
+    back = load(store.commit(1, snapshot({"epoch": 4, "model": 10})).path)
+    assert repr(back) == str(back) == "{'epoch': 4, 'model': 10}"
+    assert back == {"epoch": 4, "model": 10}
+    again = pickle.loads(pickle.dumps(back))
+    assert (type(again), again, again.path) == (Checkpoint, back, back.path)
+
+
+def test_info_survives_nan_and_inf(store):
+    for id, score in enumerate([float("nan"), float("inf"), None], start=1):
+        store.commit(id, snapshot({}), score=score)
+    assert [repr(info.score) for info in store.list()] == ["nan", "inf", "None"]
+
+
+def test_directory_beside_state(store, folder):
+    info = store.commit(1, snapshot(STATE), directory=folder)
+    shutil.rmtree(folder)
+    back = load(info.path)
+    files = {str(path.relative_to(back.directory)) for path in back.directory.rglob("*") if path.is_file()}
+    assert files == {"weights.bin", "deep/er/notes.txt", "link.txt"}
+    assert (back.directory / "deep/er/notes.txt").read_text() == "hello"
+    assert (back.directory / "link.txt").read_text() == "linked"
+    assert back["epoch"] == 4
+
+
+def test_committed_files_are_not_the_users_files(tmp_path, folder):
+    info = CheckpointStore(tmp_path / "c").commit(1, snapshot({}), directory=folder)
+    with open(folder / "weights.bin", "r+b") as file:
+        file.write(b"changed")
+    assert (load(info.path).directory / "weights.bin").read_bytes() == b"\x00" * 100
+
+
+def test_remote_directory_outlives_the_checkpoint_object(folder):
+    info = CheckpointStore(f"memory://{folder.parent.name}").commit(1, snapshot({}), directory=folder)
+    directory = load(info.path).directory
+    assert (directory / "weights.bin").stat().st_size == 100
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "empty", "loop", "fifo"])
+def test_directory_that_cannot_be_saved(kind, tmp_path):
+    path = tmp_path / "mine"
+    if kind == "file":
+        path.touch()
+    elif kind != "missing":
+        path.mkdir()
+    if kind == "loop":
+        (path / "up").symlink_to(path)
+    if kind == "fifo":
+        os.mkfifo(path / "pipe")
+    with pytest.raises(ArgumentError, match="mine"):
+        CheckpointStore(tmp_path / "c").commit(1, snapshot({}), directory=path)
+    assert CheckpointStore(tmp_path / "c").list() == []
+
+
+def test_list_is_by_id_and_tolerates_foreign_and_torn_things(tmp_path):
+    store = CheckpointStore(tmp_path)
+    assert (store.list(), store.latest(), store.best(CheckpointStrategy())) == ([], None, None)
+    for id in (10, 2, 1_000_000):
+        store.commit(id, snapshot({}))
+    (tmp_path / "checkpoint_000004").mkdir()  # torn: no manifest
+    (tmp_path / "checkpoint_000005").mkdir()
+    (tmp_path / "checkpoint_000005" / "checkpoint.json").write_text("{")
+    (tmp_path / "checkpoint_000006").write_text("a file")
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "best").symlink_to(store.path_of(2))
+    assert [info.id for info in store.list()] == [2, 10, 1_000_000]
+    assert store.latest().id == 1_000_000
+    assert store.next_id() == 1_000_001
+
+
+def test_next_id_counts_torn_ones(tmp_path):
+    assert CheckpointStore(tmp_path).next_id() == 1
+    (tmp_path / "checkpoint_000004").mkdir()
+    assert CheckpointStore(tmp_path).next_id() == 5
+
+
+def test_copied_checkpoint_goes_by_its_name(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.commit(1, snapshot(STATE))
+    shutil.copytree(store.path_of(1), store.path_of(9))
+    assert [(info.id, info.path) for info in store.list()] == [(1, store.path_of(1)), (9, store.path_of(9))]
+    shutil.copytree(store.path_of(1), tmp_path / "favourite")
+    assert load(tmp_path / "favourite")["epoch"] == 4
+
+
+def test_best_and_prune(store):
+    strategy = CheckpointStrategy(2, "loss", "min")
+    for id, loss in enumerate([0.5, 0.1, 0.9, 0.3, 0.7], start=1):
+        store.commit(id, snapshot({}), score=loss)
+    assert store.best(strategy).id == 2
+    assert sorted(info.id for info in store.prune(strategy)) == [1, 3]
+    assert [info.id for info in store.list()] == [2, 4, 5]
+    assert store.prune(CheckpointStrategy(0)) == []
+    assert store.prune(CheckpointStrategy(None)) == []
+    assert [info.id for info in store.list()] == [2, 4, 5]
+
+
+def test_an_id_is_never_overwritten(store):
+    store.commit(1, snapshot({"x": 1}))
+    with pytest.raises(FileExistsError):
+        store.commit(1, snapshot({"x": 2}))
+    assert load(store.path_of(1)) == {"x": 1}
+
+
+def test_missing_checkpoint_says_what_is_there_instead(store):
+    for id in range(1, 9):
+        store.commit(id, snapshot({}))
+    checkpoints = store.root
+    for wrong in (store.path_of(99), checkpoints, checkpoints.rpartition("/")[0]):
+        with pytest.raises(CheckpointNotFoundError) as caught:
+            load(wrong)
+        assert f"There is no checkpoint at {wrong}" in str(caught.value)
+        assert f"one of the 8 checkpoints in {checkpoints}" in str(caught.value)
+        assert store.path_of(8) in str(caught.value)
+        with pytest.raises(CheckpointNotFoundError):
+            read_info(wrong)
+
+
+def test_nothing_there_at_all(tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match="nor is there another one"):
+        load(tmp_path / "nowhere" / "checkpoint_000001")
+    (tmp_path / "file.pt").touch()
+    with pytest.raises(CheckpointNotFoundError, match=r"file\.pt"):
+        load(tmp_path / "file.pt")
+    with pytest.raises(ValueError, match="no checkpoint"):  # what the earlier systems raised
+        load(str(tmp_path / "nowhere"))
+
+
+def test_checkpoint_without_manifest_was_never_finished(store):
+    info = store.commit(1, snapshot(STATE))
+    if info.path.startswith("memory"):
+        fsspec.filesystem("memory").rm_file(info.path.removeprefix("memory:/") + "/checkpoint.json")
+    else:
+        (Path(info.path) / "checkpoint.json").unlink()
+    assert store.list() == []
+    with pytest.raises(CheckpointNotFoundError, match="never finished"):
+        load(info.path)
+
+
+@pytest.mark.parametrize("file", ["state.json", "arrays.safetensors", "files/weights.bin", "checkpoint.json"])
+@pytest.mark.parametrize("damage", ["truncated", "extended", "flipped", "emptied"])
+def test_damaged_file_is_named(file, damage, tmp_path, folder):
+    info = CheckpointStore(tmp_path / "c").commit(1, snapshot(STATE), directory=folder)
+    path = Path(info.path) / file
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        data = data[:-7]
+    elif damage == "extended":
+        data += b"more!"
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+    else:
+        data = b""
+    path.write_bytes(data)
+    with pytest.raises(CheckpointDamagedError, match=file) as caught:
+        load(info.path)
+    assert info.path in str(caught.value)
+    if damage != "flipped" and file != "checkpoint.json":
+        assert f"it has {len(data)} bytes, but" in str(caught.value)
+
+
+def test_every_flipped_bit_of_the_arrays_is_noticed(tmp_path):
+    info = CheckpointStore(tmp_path).commit(1, snapshot({"x": torch.arange(4.0)}))
+    path = Path(info.path) / "arrays.safetensors"
+    good = path.read_bytes()
+    for bit in range(len(good) * 8):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises(CheckpointDamagedError):
+            load(info.path)
+
+
+@pytest.mark.parametrize("file", ["state.json", "arrays.safetensors", "files/weights.bin"])
+def test_missing_file_is_named(file, tmp_path, folder):
+    info = CheckpointStore(tmp_path / "c").commit(1, snapshot(STATE), directory=folder)
+    (Path(info.path) / file).unlink()
+    with pytest.raises(CheckpointDamagedError, match=Path(file).name):
+        load(info.path)
+
+
+def test_manifest_cannot_lead_out_of_the_checkpoint(tmp_path):
+    info = CheckpointStore(tmp_path).commit(1, snapshot({}))
+    path = Path(info.path) / "checkpoint.json"
+    honest = Manifest.from_bytes(path.read_bytes(), info.path)
+    for name in ("files/../../../x", "/etc/passwd", ""):
+        record = type(honest.files[0])(name, 1, 1)
+        path.write_bytes(Manifest(1, 0.0, None, 0, (*honest.files, record)).to_bytes())
+        with pytest.raises(CheckpointDamagedError, match="outside of the checkpoint"):
+            load(info.path)
+
+
+def test_newer_format_is_not_called_damaged(tmp_path):
+    import zlib
+
+    info = CheckpointStore(tmp_path).commit(1, snapshot({}))
+    path = Path(info.path) / "checkpoint.json"
+    body = json.loads(path.read_text())
+    del body["crc32"]
+    body["version"] = 2
+    body["crc32"] = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    path.write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match="format version 2") as caught:
+        load(info.path)
+    assert not isinstance(caught.value, CheckpointDamagedError)
+
+
+def test_errors_pickle():
+    for error in (damaged("p", "f", "r"), CheckpointNotFoundError("x")):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_store_travels_to_another_process(tmp_path):
+    for root in (str(tmp_path), "memory://x"):
+        assert pickle.loads(pickle.dumps(CheckpointStore(root))).root == root

@@ -1,0 +1,141 @@
+"""The controller against scripted workers: every path through a run, without a process and without a clock."""
+
+import pytest
+
+import paceline
+from paceline import BackendConfig, SGDCallback, Trainer
+from paceline.backends.torch import TorchConfig
+from paceline.errors import ReportMismatchError, WorkersLostError
+from paceline.testing import KnownModel, ScriptedEngine, dies, raises, reports, returns
+from paceline.workers.base import Raised, Sent
+
+
+class Log(SGDCallback):
+    def __init__(self):
+        self.lines = []
+
+    def start_training(self, logdir, config, **info):
+        self.lines.append("start")
+
+    def handle_result(self, results, **info):
+        self.lines.append(results[0]["_training_iteration"])
+
+    def handle_restart(self, attempt, reason, **info):
+        self.lines.append(f"restart {attempt}")
+
+    def finish_training(self, error=False, **info):
+        self.lines.append(f"finish {info['status']} {error}")
+
+
+def run(*attempts, max_retries=3, callbacks=(), backend=None):
+    engine = ScriptedEngine(attempts)
+    trainer = Trainer(
+        backend=backend or BackendConfig(),
+        num_workers=len(attempts[0]),
+        engine=engine,
+        max_retries=max_retries,
+        logdir="scripted",
+    )
+    log = Log()
+    try:
+        return trainer.run(lambda: None, callbacks=[log, *callbacks]), log.lines, engine
+    except Exception as error:
+        error.log, error.engine, error.trainer = log.lines, engine, trainer
+        raise
+
+
+def test_undisturbed():
+    values, lines, engine = run([[*reports(3), returns("a")], [*reports(3), returns("b")]])
+    assert values == ["a", "b"]
+    assert lines == ["start", 1, 2, 3, "finish SUCCEEDED False"]
+    assert not engine.groups[0].closed, "the group stays for the next run"
+
+
+def test_worker_is_killed_and_the_group_is_renewed():
+    values, lines, engine = run(
+        [[*reports(3), dies()], [*reports(2)]],
+        [[*reports(3), returns(1)], [*reports(3), returns(2)]],
+    )
+    assert values == [1, 2]
+    assert lines == ["start", 1, 2, "restart 1", 1, 2, 3, "finish SUCCEEDED False"]
+    assert [group.closed for group in engine.groups] == [True, False]
+
+
+def test_workers_die_too_often():
+    with pytest.raises(WorkersLostError, match="max_retries=1") as caught:
+        run([[dies()]], [[dies("fell over")]], max_retries=1)
+    assert "fell over" in str(caught.value)
+    assert caught.value.log == ["start", "restart 1", "finish FAILED True"]
+    assert all(group.closed for group in caught.value.engine.groups)
+
+
+def test_user_exception_is_not_retried():
+    with pytest.raises(KeyError) as caught:
+        run([[*reports(1), raises(KeyError("lr"))], [*reports(1)]])
+    assert caught.value.log == ["start", 1, "finish FAILED True"]
+    assert len(caught.value.engine.groups) == 1
+
+
+def test_echo_of_a_death_that_arrives_first_is_not_taken_for_the_cause():
+    echo = raises(RuntimeError("[gloo] Connection closed by peer"))
+    values, lines, _ = run(
+        [[*reports(1), echo], [*reports(1), *reports(1, start=2), dies()]],
+        [[returns(1)], [returns(2)]],
+        backend=TorchConfig(),
+    )
+    assert values == [1, 2]
+    assert "restart 1" in lines
+
+
+def test_ranks_report_unequally():
+    with pytest.raises(ReportMismatchError, match="rank 0 ended after 1"):
+        run([[*reports(1), returns()], [*reports(3), returns()]])
+
+
+def test_worker_that_dies_after_it_has_returned_does_no_harm():
+    values, lines, _ = run([[returns("a"), dies()], [*reports(0), *[lambda r: Sent(r, "note", ("x", {}))] * 3, returns("b")]])
+    assert values == ["a", "b"]
+    assert "restart 1" not in lines
+
+
+def test_stop_requested_by_a_callback_reaches_the_group():
+    class Stop(SGDCallback):
+        def handle_result(self, results, **info):
+            trainer.stop()
+
+    engine = ScriptedEngine([[[*reports(1), returns("early")]]])
+    trainer = Trainer(backend=BackendConfig(), num_workers=1, engine=engine, logdir="scripted")
+    assert trainer.run(lambda: None, callbacks=[Stop()]) == ["early"]
+    assert engine.groups[0].stop_requested
+    assert paceline.load_run(trainer.latest_run_dir).status.state == "STOPPED"
+
+
+def test_rank_makes_no_progress():
+    engine = ScriptedEngine([[[*reports(1)], [*reports(1)]], [[returns(1)], [returns(2)]]])
+    trainer = Trainer(backend=BackendConfig(), num_workers=2, engine=engine, logdir="scripted", hang_timeout_s=1e-9)
+    assert trainer.run(lambda: None) == [1, 2]
+    run = paceline.load_run(trainer.latest_run_dir)
+    assert "hang" in [event["kind"] for event in run.events]
+    assert (run.path / "logs" / "stacks_0.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message", "is_echo"),
+    [
+        ("DistBackendError", "anything", True),
+        ("RuntimeError", "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]", True),
+        ("RuntimeError", "Broken pipe", True),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", False),
+        ("ValueError", "Connection closed by peer", False),
+    ],
+)
+def test_which_exceptions_may_be_the_echo_of_another_rank(type_name, message, is_echo):
+    assert TorchConfig().is_broken_collective(Raised(0, type_name, message, "")) is is_echo
+
+
+def test_known_model_is_what_gradient_descent_does():
+    model, weight = KnownModel(), 0.0
+    for step in range(20):
+        assert (weight - 1.0) ** 2 == model.loss_at(step)
+        weight -= model.lr * 2 * (weight - model.target)
+        assert weight == model.weight_after(step + 1)

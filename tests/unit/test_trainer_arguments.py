@@ -1,0 +1,216 @@
+"""What a Trainer says to arguments that cannot work. No worker is started."""
+
+import os
+
+import pytest
+
+import paceline
+from paceline import BackendConfig, CheckpointStrategy, SGDCallback, TorchConfig, Trainer
+from paceline.errors import MissingDependencyError
+from paceline.testing import ScriptedEngine, reports, returns
+from paceline.workers.base import Resources
+from paceline.workers.devices import gpu_ids, num_threads, share_gpus
+
+
+def trainer(**kwargs):
+    """A Trainer whose workers, were they started, would fail the test."""
+    return Trainer(**{"backend": BackendConfig(), "engine": ScriptedEngine([]), "logdir": "unused", **kwargs})
+
+
+@pytest.mark.parametrize("backend", [None, 3, TorchConfig, object()])
+def test_backend_is_neither_name_nor_config(backend):
+    with pytest.raises(TypeError, match="backend is .* expected a name"):
+        trainer(backend=backend)
+
+
+def test_backend_name_is_unknown():
+    with pytest.raises(ValueError, match=r"'pytorch' is not supported; the backends are .*'torch'"):
+        trainer(backend="pytorch")
+
+
+def test_backend_package_is_missing():
+    class Absent(BackendConfig):
+        name, package = "absent", "no_such_package_at_all"
+
+    with pytest.raises(ImportError, match=r"pip install 'paceline\[absent\]'"):
+        trainer(backend=Absent(), num_workers=1).start()
+    assert issubclass(MissingDependencyError, ImportError)
+
+
+@pytest.mark.parametrize("init_method", ["file", "", None])
+def test_torch_init_method_is_unknown(init_method):
+    with pytest.raises(ValueError, match="'env' or 'tcp'"):
+        TorchConfig(init_method=init_method)
+
+
+def test_torch_timeout_is_not_positive():
+    with pytest.raises(ValueError, match="timeout_s"):
+        TorchConfig(timeout_s=0)
+
+
+@pytest.mark.parametrize(("num_workers", "error"), [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)])
+def test_number_of_workers_is_impossible(num_workers, error):
+    with pytest.raises(error, match="num_workers"):
+        trainer(num_workers=num_workers)
+
+
+def test_engine_is_unknown():
+    with pytest.raises(ValueError, match="engine='slurm' is not known"):
+        trainer(engine="slurm")
+    with pytest.raises(TypeError, match="engine is 5"):
+        trainer(engine=5)
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        {"use_gpu": True, "resources_per_worker": {"GPU": 0}},
+        {"use_gpu": False, "resources_per_worker": {"GPU": 1}},
+        {"use_gpu": True, "gpus_per_worker": 0},
+        {"cpus_per_worker": 2, "resources_per_worker": {"CPU": 3}},
+        {"cpus_per_worker": -1},
+        {"resources_per_worker": {"CPU": "many"}},
+    ],
+)
+def test_resources_contradict_each_other(contradiction):
+    with pytest.raises(ValueError, match="GPU|CPU|contradicts"):
+        trainer(**contradiction)
+
+
+def test_resources_given_in_either_way_and_the_dict_is_left_alone():
+    given = {"CPU": 2, "GPU": 0.5}
+    assert trainer(use_gpu=True, resources_per_worker=given).resources == Resources(2, 0.5, {})
+    assert given == {"CPU": 2, "GPU": 0.5}
+    assert trainer(cpus_per_worker=3, gpus_per_worker=2).resources == Resources(3, 2, {})
+    assert trainer(use_gpu=True).resources == Resources(None, 1.0, {})
+
+
+def test_gpus_that_are_not_there():
+    with pytest.raises(RuntimeError, match=r"need 2 GPUs; this machine offers 0 \(none\)"):
+        share_gpus(2, 1, [])
+
+
+def test_custom_resources_on_the_local_engine():
+    with pytest.raises(RuntimeError, match="TPU"):
+        Trainer(backend=BackendConfig(), resources_per_worker={"TPU": 1}, logdir="unused").start()
+
+
+def test_each_worker_gets_its_gpus_and_sees_all_that_are_used():
+    shares = share_gpus(2, 2, ["4", "5", "6", "7", "8"])
+    assert [share.ids for share in shares] == [("4", "5"), ("6", "7")]
+    assert {share.visible for share in shares} == {("4", "5", "6", "7")}
+    assert [share.index for share in shares] == [0, 2]
+
+
+def test_fractions_of_a_gpu_are_shared_by_neighbours():
+    assert [share.ids for share in share_gpus(4, 0.5, ["0", "1"])] == [("0",), ("0",), ("1",), ("1",)]
+    with pytest.raises(RuntimeError, match="whole numbers"):
+        share_gpus(2, 1.5, ["0", "1", "2", "3"])
+
+
+def test_gpus_are_counted_without_touching_them(tmp_path):
+    for number in range(3):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+    assert gpu_ids({}, tmp_path) == ["0", "1", "2"]
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "2,1"}, tmp_path) == ["2", "1"]
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == []
+
+
+def test_threads_follow_the_users_wish_or_the_cores():
+    assert num_threads(10**6, None) == 1
+    assert num_threads(1, None) == len(os.sched_getaffinity(0))
+    assert num_threads(4, 3) == 3
+    assert num_threads(4, 0.5) == 1
+
+
+@pytest.mark.parametrize("train_func", [lambda config, model: None, lambda a, b, *, c: None, lambda config, *, needed: None])
+def test_function_wants_too_much(train_func, results_dir):
+    one = trainer(logdir="too_much")
+    with pytest.raises(ValueError, match=r"none, or one: the config.*functools\.partial"):
+        one.run(train_func)
+    assert one.latest_run_dir is None
+    assert not list(one.logdir.glob("run_*")), "nothing was begun"
+
+
+def test_function_is_none():
+    with pytest.raises(TypeError, match="train_func is None"):
+        trainer().run(None)
+
+
+def test_config_is_no_dict():
+    with pytest.raises(TypeError, match=r"config is \[1\] of type list"):
+        trainer().run(lambda config: None, config=[1])
+
+
+def test_callbacks_are_no_list_of_callbacks():
+    with pytest.raises(TypeError, match="list"):
+        trainer().run(lambda: None, callbacks=SGDCallback())
+    with pytest.raises(TypeError, match=r"callbacks\[0\] is the class"):
+        trainer().run(lambda: None, callbacks=[SGDCallback])
+    with pytest.raises(TypeError, match=r"callbacks\[1\] is of type int"):
+        trainer().run(lambda: None, callbacks=[SGDCallback(), 3])
+
+
+def test_checkpoint_path_does_not_exist(tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        trainer().run(lambda: None, checkpoint=tmp_path / "nowhere")
+    with pytest.raises(TypeError, match="checkpoint is a int"):
+        trainer().run(lambda: None, checkpoint=3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_to_keep": -1}, {"checkpoint_score_order": "best"}, {"num_to_keep": 1.5}, {"checkpoint_score_attribute": 3}],
+)
+def test_checkpoint_strategy_is_impossible(wrong):
+    with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
+        CheckpointStrategy(**wrong)
+    with pytest.raises(TypeError, match="checkpoint_strategy"):
+        trainer().run(lambda: None, checkpoint_strategy=wrong)
+
+
+def test_hang_timeout_and_retries_are_numbers():
+    with pytest.raises(ValueError, match="hang_timeout_s"):
+        trainer(hang_timeout_s=0)
+    with pytest.raises(TypeError, match="max_retries"):
+        trainer(max_retries="3")
+
+
+def test_rank_is_out_of_range():
+    with pytest.raises(ValueError, match="rank=2: there are 2 workers"):
+        trainer(num_workers=2).execute_single(lambda: None, rank=2)
+
+
+def test_shutdown_before_start_and_twice():
+    one = trainer()
+    one.shutdown()
+    one.shutdown()
+    assert one.latest_run_dir is None
+
+
+def test_logdir_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="file"):
+        trainer(logdir=tmp_path / "file")
+
+
+def test_session_functions_outside_a_worker_do_the_single_process_thing(caplog):
+    from paceline import session
+
+    session._noticed = False
+    assert paceline.report(loss=1) is None
+    assert paceline.save_checkpoint(epoch=1) is None
+    assert paceline.load_checkpoint() is None
+    assert (paceline.world_rank(), paceline.local_rank(), paceline.node_rank(), paceline.world_size()) == (0, 0, 0, 1)
+    assert not paceline.in_worker()
+    assert not paceline.should_stop()
+    assert len(caplog.records) == 1, "one notice, not one a call"
+    assert "outside a Paceline worker" in caplog.text
+
+
+def test_scripted_engine_drives_a_run():
+    engine = ScriptedEngine([[[*reports(2, loss=1.0), returns("a")], [*reports(2, loss=2.0), returns("b")]]])
+    one = trainer(engine=engine, num_workers=2, logdir="scripted")
+    assert one.run(lambda: None) == ["a", "b"]
+    assert paceline.load_run(one.latest_run_dir).metrics["loss"].tolist() == [1.0, 2.0, 1.0, 2.0]
