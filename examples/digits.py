@@ -1,6 +1,6 @@
 """Train a classifier of handwritten digits on two workers, then show a table and a picture of the curves.
 
-    python examples/digits.py [--workers 2] [--epochs 12] [--results demo_results]
+python examples/digits.py [--workers 2] [--epochs 12] [--results demo_results]
 """
 
 import argparse
@@ -75,7 +75,9 @@ def show(run, best_path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--results", default="demo_results", help="folder for the run (default: %(default)s)")

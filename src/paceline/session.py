@@ -11,14 +11,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.backends.base import BackendConfig
-from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, CheckpointWriter
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
 from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, WritingSaver
 from paceline.errors import ArgumentTypeError
 from paceline.workers import parcel
@@ -52,6 +52,8 @@ class Session:
     def __init__(self, wire: Wire, task: Task):
         self.place = wire.place
         self.extras: dict[str, Any] = {}
+        self.cleanups = ExitStack()
+        """Called when the function has ended: a warm worker starts its next run as a fresh one would."""
         self._wire = wire
         self._task = task
         self._iteration = task.first_iteration
@@ -104,10 +106,7 @@ def _saver(wire: Wire, task: Task) -> Saver:
         return MemorySaver(task.resume_from, keep)
     store = CheckpointStore(task.checkpoint_root)
     if wire.place.world_rank == 0:
-        writer = CheckpointWriter(
-            store, task.strategy, task.first_checkpoint_id, partial(wire.send, "committed")
-        )
-        return WritingSaver(task.resume_from, store, writer)
+        return WritingSaver(task.resume_from, store, task.strategy, task.first_checkpoint_id, wire.send)
     return FollowingSaver(task.resume_from, store, task.first_checkpoint_id)
 
 
@@ -135,6 +134,7 @@ def open_session(wire: Wire, task: Task) -> Iterator[Session]:
     try:
         yield session
     finally:
+        session.cleanups.close()
         _current = None
 
 
@@ -249,7 +249,8 @@ def _notice(name: str) -> None:
     if not _noticed:
         _noticed = True
         logger.warning(
-            "%s() was called outside a Paceline worker: going on as a single process. Nothing is recorded.", name
+            "%s() was called outside a Paceline worker: going on as a single process. Nothing is recorded.",
+            name,
         )
 
 

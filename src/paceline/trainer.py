@@ -87,7 +87,9 @@ class Trainer:
         if self._crew.group is not None:
             if setup == Setup():
                 return
-            raise TrainerStateError("The workers are started already: call shutdown() before start() with new arguments.")
+            raise TrainerStateError(
+                "The workers are started already: call shutdown() before start() with new arguments."
+            )
         self._crew.start(setup)
 
     def run(
@@ -182,7 +184,9 @@ class Trainer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.shutdown()
 
     @property
@@ -269,7 +273,7 @@ class Trainer:
             "max_retries": self.max_retries,
             "checkpoint": plan.checkpoint if isinstance(plan.checkpoint, str) else None,
             "checkpoint_root": plan.checkpoint_root,
-            "checkpoint_strategy": repr(plan.strategy),
+            "checkpoint_strategy": plan.strategy,
         }
 
 
@@ -284,16 +288,22 @@ def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
 def _takes_config(train_func: Callable[..., Any]) -> bool:
     """Whether to hand over the config. Only parameters without a default have to be filled, and only one can be."""
     if not callable(train_func):
-        raise ArgumentTypeError(f"train_func is {train_func!r} of type {type(train_func).__name__}; expected a function.")
+        raise ArgumentTypeError(
+            f"train_func is {train_func!r} of type {type(train_func).__name__}; expected a function."
+        )
     try:
         parameters = inspect.signature(train_func).parameters.values()
     except (TypeError, ValueError):  # a builtin that does not tell
         return True
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    positional = [
+        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
+    ]
     unfilled = [
         p.name
         for index, p in enumerate(parameters)
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p not in positional[:1]
+        if p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and p not in positional[:1]
     ]
     if unfilled:
         name = getattr(train_func, "__name__", repr(train_func))
@@ -308,7 +318,9 @@ def _strategy(strategy: CheckpointStrategy | None) -> CheckpointStrategy:
     if strategy is None:
         return CheckpointStrategy()
     if not isinstance(strategy, CheckpointStrategy):
-        raise ArgumentTypeError(f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy.")
+        raise ArgumentTypeError(
+            f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy."
+        )
     return strategy
 
 
@@ -349,12 +361,16 @@ def _resources(
     cpus = _one_of("CPU", "cpus_per_worker", custom.pop("CPU", None), cpus_per_worker)
     gpus = _one_of("GPU", "gpus_per_worker", custom.pop("GPU", None), gpus_per_worker)
     for name, amount in {"CPU": cpus, "GPU": gpus, **custom}.items():
-        if amount is not None and (isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0):
+        if amount is not None and (
+            isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0
+        ):
             raise ArgumentError(f"{name} per worker is {amount!r}; expected a number that is not negative.")
     if use_gpu and gpus == 0:
         raise ArgumentError("use_gpu=True contradicts zero GPUs per worker: leave one of them out.")
     if not use_gpu and gpus and "GPU" in (resources_per_worker or {}):
-        raise ArgumentError(f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False: set use_gpu=True.")
+        raise ArgumentError(
+            f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False: set use_gpu=True."
+        )
     return Resources(cpus, float(use_gpu) if gpus is None else gpus, custom)
 
 
@@ -366,7 +382,9 @@ def _one_of(key: str, argument: str, from_dict: float | None, given: float | Non
 
 def _check_int(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}; expected a whole number.")
+        raise ArgumentTypeError(
+            f"{name} is {value!r} of type {type(value).__name__}; expected a whole number."
+        )
     return value
 
 

@@ -155,7 +155,9 @@ def test_worker_is_killed(process_group):
     assert not process_group.healthy()
 
 
-@pytest.mark.parametrize(("way", "reason"), [("segfault", "SIGSEGV"), ("sys.exit", "exit code 3"), ("os._exit", "exit code 4")])
+@pytest.mark.parametrize(
+    ("way", "reason"), [("segfault", "SIGSEGV"), ("sys.exit", "exit code 3"), ("os._exit", "exit code 4")]
+)
 def test_worker_ends_itself(process_group, way, reason):
     def end(wire):
         import ctypes

@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from paceline.prepare import (
     rng_state,
     set_rng_state,
 )
+from paceline.testing import make_session
 from paceline.workers.base import Place
 
 NUM_EPOCHS = 3
@@ -33,7 +33,7 @@ def run_rank(rank, world_size, folder, fn, args):
     folder = Path(folder)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
     place = Place(rank, rank, 0, world_size, world_size)
-    session._current = SimpleNamespace(place=place, extras={}, note=lambda kind, **fields: None)
+    session._current = make_session(place)
     torch.save(fn(folder, *args), folder / f"answer_{rank}")
     dist.destroy_process_group()
 

@@ -67,7 +67,9 @@ class Restarts(SGDCallback):
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("trouble", "named"), [(kill_self, "SIGKILL"), (segfault, "SIGSEGV"), (leave, "exit code 1")], ids=lambda v: getattr(v, "__name__", "")
+    ("trouble", "named"),
+    [(kill_self, "SIGKILL"), (segfault, "SIGSEGV"), (leave, "exit code 1")],
+    ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_worker_is_lost_and_training_continues_from_the_checkpoint(warm, trouble, named, rank):
     callback = Restarts()

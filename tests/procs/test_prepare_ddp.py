@@ -1,10 +1,19 @@
 """The helpers in real gloo groups: several ranks, killed ranks, and one rank against two."""
 
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tracker():
+    """Python starts this process with the first one that it spawns; here it ends with the module."""
+    resource_tracker.ensure_running()
+    yield
+    resource_tracker._resource_tracker._stop()
 
 
 @pytest.fixture

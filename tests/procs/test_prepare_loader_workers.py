@@ -109,6 +109,15 @@ def test_persistent_processes_survive_a_loop_that_was_left_early():
     assert batches_of(loader) == expected[1]
 
 
+def test_loader_whose_persistent_processes_run_already():
+    loader = DataLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 4
+    place = Place(world_rank=1, world_size=2)
+    half = PreparedDataLoader(loader, place=place, seed=0, is_sharded=True, device=None)
+    assert batches_of(half) == [[1, 3], [5, 7]]
+    assert len(list(loader)) == 4
+
+
 def test_loader_processes_leave_the_generators_of_training_alone():
     before = rng_state()
     batches_of(prepared())

@@ -69,7 +69,13 @@ def test_results_come_by_rank_and_each_run_has_its_own_config(warm):
 
 @pytest.mark.parametrize(
     "train_func",
-    [lambda: "none", lambda config: config["x"], lambda config, more=1: config["x"], lambda config={}: config["x"], lambda *args: args[0]["x"]],
+    [
+        lambda: "none",
+        lambda config: config["x"],
+        lambda config, more=1: config["x"],
+        lambda config={}: config["x"],
+        lambda *args: args[0]["x"],
+    ],
     ids=["none", "config", "config and a default", "default", "star"],
 )
 def test_function_takes_nothing_or_the_config(warm, train_func):
@@ -118,7 +124,9 @@ def test_tensors_arrive_as_numbers_and_arrays(warm):
     def train_func():
         loss = torch.ones(1, requires_grad=True).sum() * 3
         values = torch.arange(3.0)
-        paceline.report(loss=loss, values=values, half=torch.ones(2, dtype=torch.bfloat16), nested={"x": torch.tensor(2)})
+        paceline.report(
+            loss=loss, values=values, half=torch.ones(2, dtype=torch.bfloat16), nested={"x": torch.tensor(2)}
+        )
         values += 100  # what was reported does not change any more
 
     recorder = Recorder()
@@ -193,7 +201,13 @@ def test_torch_threads_share_the_cores(warm):
 
 def test_ranks_outside_and_inside(warm):
     def where():
-        return paceline.in_worker(), paceline.world_rank(), paceline.local_rank(), paceline.node_rank(), paceline.world_size()
+        return (
+            paceline.in_worker(),
+            paceline.world_rank(),
+            paceline.local_rank(),
+            paceline.node_rank(),
+            paceline.world_size(),
+        )
 
     assert where() == (False, 0, 0, 0, 1)
     assert warm.run(where) == [(True, 0, 0, 0, 2), (True, 1, 1, 0, 2)]
@@ -317,7 +331,9 @@ def test_best_checkpoint_by_score(warm):
         for epoch, loss in enumerate([3.0, 1.0, 2.0, 4.0]):
             paceline.save_checkpoint(epoch=epoch, loss=loss)
 
-    strategy = CheckpointStrategy(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    strategy = CheckpointStrategy(
+        num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min"
+    )
     warm.run(train_func, checkpoint_strategy=strategy)
     assert warm.best_checkpoint == {"epoch": 1, "loss": 1.0}
     assert warm.best_checkpoint_path == warm.latest_checkpoint_dir / "checkpoint_000002"

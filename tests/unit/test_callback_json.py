@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.callbacks import JsonLoggerCallback
-from paceline.callbacks.json_text import to_json
 from paceline.callbacks.tail_file import TailFile
 from paceline.errors import ArgumentError
+from paceline.json_text import encode
 
 
 @contextmanager
@@ -120,17 +120,17 @@ CYCLE["self"] = CYCLE
         (Path("/x"), "/x"),
         (Colour.RED, "red"),
         (Unknown(), "<something>"),
-        (2**70, 2**70),
+        (2**70, str(2**70)),
         ({(1, 2): float("nan"), "n": np.array([1])}, {"(1, 2)": None, "n": [1]}),
-        ("half \ud800", "half \ud800"),
+        ("half \ud800", "half \\ud800"),
     ],
 )
 def test_whatever_is_reported_becomes_json(value, expected):
-    assert json.loads(to_json([value])) == [expected]
+    assert json.loads(encode([value])) == [expected]
 
 
 def test_a_value_that_contains_itself():
-    assert json.loads(to_json(CYCLE))["self"]["loss"] == 1.0
+    assert json.loads(encode(CYCLE)) == {"loss": 1.0, "self": "..."}
 
 
 def test_disk_full_while_logging(tmp_path):

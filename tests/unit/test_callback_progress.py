@@ -100,7 +100,8 @@ def test_the_display_from_start_to_end():
     callback.finish_training(error=True, status="FAILED", exception=ZeroDivisionError("x"))
     text = plain(console.file.getvalue())
     assert "waiting for the first report" in text
-    last = text.strip().splitlines()[-1]
+    last, metrics = text.strip().splitlines()[-2:]
+    assert "loss" in metrics, "the last numbers stay on the screen"
     assert "✗ FAILED · 1 step in " in last
     assert last.endswith("1 checkpoint · 1 restart · ZeroDivisionError → /results/sgd/run_001")
 

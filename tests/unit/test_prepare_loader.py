@@ -5,7 +5,6 @@ import logging
 import random
 from collections import Counter
 from itertools import chain, count, islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.prepare import PreparedDataLoader, enable_reproducibility, prepare_data_loader
 from paceline.prepare.order import Position
 from paceline.prepare.scope import close_scope
+from paceline.testing import make_session
 from paceline.workers.base import Place
 
 
@@ -93,7 +93,7 @@ def enter(monkeypatch):
     """Make this process a worker at the given place."""
 
     def worker(**place):
-        made = SimpleNamespace(place=Place(**place), extras={}, note=lambda *args, **fields: None)
+        made = make_session(Place(**place))
         monkeypatch.setattr(session, "_current", made)
 
     return worker
@@ -403,9 +403,10 @@ def test_two_loops_at_a_time_are_both_right_and_the_later_holds_the_position():
     first = iter(loader)
     begun = [next(first).tolist()]
     second = iter(loader)
-    mixed = [(next(first).tolist(), next(second).tolist()) for _ in range(2)]
-    assert begun + [a for a, _ in mixed] == expected[0]
-    assert [b for _, b in mixed] == expected[1][:2]
+    mixed = [(next(second).tolist(), next(first).tolist()) for _ in range(2)]
+    assert [mine for mine, _ in mixed] == expected[1][:2]
+    assert begun + [theirs for _, theirs in mixed] == expected[0]
+    assert list(first) == []
     assert loader.state_dict() == {"epoch": 1, "batch": 2}
 
 

@@ -5,7 +5,7 @@ import inspect
 import pickle
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from paceline.prepare.device import device_at, move_batch
 from paceline.prepare.model import ddp_defaults
 from paceline.prepare.nesting import map_tensors
 from paceline.prepare.scope import close_scope
+from paceline.testing import make_session
 from paceline.workers.base import Place
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -28,7 +29,7 @@ def enter(monkeypatch):
     """Make this process a worker at the given place."""
 
     def worker(**place):
-        monkeypatch.setattr(session, "_current", SimpleNamespace(place=Place(**place), extras={}))
+        monkeypatch.setattr(session, "_current", make_session(Place(**place)))
 
     return worker
 

@@ -1,7 +1,6 @@
 """accelerate, prepare_optimizer and backward. Loss scaling is real: torch has a scaler for the CPU, too."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.prepare import PreparedDataLoader, accelerate, backward, prepare_model, prepare_optimizer
 from paceline.prepare.precision import resolve_precision
 from paceline.prepare.scope import close_scope, current_scope
-from paceline.workers.base import Place
+from paceline.testing import make_session
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +115,7 @@ def test_loss_and_loader_do_not_fix_the_precision():
 
 def test_second_run_on_a_worker_starts_clean(monkeypatch):
     for precision in ("bf16", False):
-        monkeypatch.setattr(session, "_current", SimpleNamespace(place=Place(), extras={}))
+        monkeypatch.setattr(session, "_current", make_session())
         model = accelerate(nn.Linear(1, 1), mixed_precision=precision)
         assert ("forward" in vars(model)) == (precision == "bf16")
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch._dynamo  # torch imports it at some first use and sets a variable t
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline import session
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter, load
 from paceline.errors import ArgumentError
 from paceline.prepare import (
@@ -23,7 +21,7 @@ from paceline.prepare import (
 )
 from paceline.prepare.rng import RandomStream, derived_seed
 from paceline.prepare.scope import close_scope, current_scope
-from paceline.workers.base import Place
+from paceline.testing import as_worker
 
 
 @pytest.fixture(autouse=True)
@@ -94,18 +92,14 @@ def test_workspace_that_the_user_chose_stays(monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_run_records_the_seed_and_the_next_run_knows_nothing_of_it(monkeypatch):
-    notes = []
-    worker = SimpleNamespace(
-        place=Place(), extras={}, note=lambda kind, **fields: notes.append((kind, fields))
-    )
-    monkeypatch.setattr(session, "_current", worker)
-    enable_reproducibility(5)
-    assert notes == [("seed", {"seed": 5})]
-    assert current_scope().seed == 5
-    close_scope(worker.extras)
-    assert current_scope().seed is None
-    assert not torch.are_deterministic_algorithms_enabled()
+def test_run_records_the_seed_and_the_next_run_knows_nothing_of_it():
+    with as_worker() as wire:
+        enable_reproducibility(5)
+        assert wire.sent == [("note", ("seed", {"seed": 5}))]
+        assert current_scope().seed == 5
+    with as_worker():
+        assert current_scope().seed is None
+        assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, True, "0", None, 2**63])

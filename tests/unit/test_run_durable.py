@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 import pytest
 
+from paceline.json_text import encode_document, encode_line
 from paceline.runs.durable import JsonLines, read_json, read_json_lines, write_atomic
-from paceline.runs.encoding import encode_document, encode_line
 
 
 @contextmanager
@@ -74,7 +74,7 @@ class Unprintable:
         ({(1, 2): math.nan}, {"(1, 2)": None}),
         ([2**70, {"x": 1}], [str(2**70), {"x": 1}]),
         ("\ud800", "\\ud800"),
-        (Path("/x"), "PosixPath('/x')"),
+        (Path("/x"), "/x"),
         (Unprintable(), "<Unprintable object without a repr>"),
     ],
 )

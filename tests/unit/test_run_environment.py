@@ -52,7 +52,7 @@ def test_packages_are_those_that_python_finds() -> None:
     assert installed_packages() == expected
 
 
-def plain(config: object, lr: float = 0, secret: str = "") -> int:
+def plain(config: object, lr: float = 0, secret: object = None) -> int:
     return 1
 
 
@@ -76,7 +76,7 @@ def test_a_function_is_described_by_its_text() -> None:
         "module": plain.__module__,
         "file": __file__,
         "line": plain.__code__.co_firstlineno,
-        "source": "def plain(config: object, lr: float = 0, secret: str = ) -> int:\n    return 1\n",
+        "source": "def plain(config: object, lr: float = 0, secret: object = None) -> int:\n    return 1\n",
     }
 
 

@@ -48,7 +48,9 @@ def test_torch_timeout_is_not_positive():
         TorchConfig(timeout_s=0)
 
 
-@pytest.mark.parametrize(("num_workers", "error"), [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("num_workers", "error"), [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)]
+)
 def test_number_of_workers_is_impossible(num_workers, error):
     with pytest.raises(error, match="num_workers"):
         trainer(num_workers=num_workers)
@@ -124,7 +126,9 @@ def test_threads_follow_the_users_wish_or_the_cores():
     assert num_threads(4, 0.5) == 1
 
 
-@pytest.mark.parametrize("train_func", [lambda config, model: None, lambda a, b, *, c: None, lambda config, *, needed: None])
+@pytest.mark.parametrize(
+    "train_func", [lambda config, model: None, lambda a, b, *, c: None, lambda config, *, needed: None]
+)
 def test_function_wants_too_much(train_func, results_dir):
     one = trainer(logdir="too_much")
     with pytest.raises(ValueError, match=r"none, or one: the config.*functools\.partial"):
@@ -161,7 +165,12 @@ def test_checkpoint_path_does_not_exist(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_to_keep": -1}, {"checkpoint_score_order": "best"}, {"num_to_keep": 1.5}, {"checkpoint_score_attribute": 3}],
+    [
+        {"num_to_keep": -1},
+        {"checkpoint_score_order": "best"},
+        {"num_to_keep": 1.5},
+        {"checkpoint_score_attribute": 3},
+    ],
 )
 def test_checkpoint_strategy_is_impossible(wrong):
     with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
@@ -202,7 +211,12 @@ def test_session_functions_outside_a_worker_do_the_single_process_thing(caplog):
     assert paceline.report(loss=1) is None
     assert paceline.save_checkpoint(epoch=1) is None
     assert paceline.load_checkpoint() is None
-    assert (paceline.world_rank(), paceline.local_rank(), paceline.node_rank(), paceline.world_size()) == (0, 0, 0, 1)
+    assert (paceline.world_rank(), paceline.local_rank(), paceline.node_rank(), paceline.world_size()) == (
+        0,
+        0,
+        0,
+        1,
+    )
     assert not paceline.in_worker()
     assert not paceline.should_stop()
     assert len(caplog.records) == 1, "one notice, not one a call"

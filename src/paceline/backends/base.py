@@ -1,9 +1,9 @@
 """The seam to a framework: what a backend is asked, when, and on which side.
 
-    driver    check()              before any worker exists: is the framework installed?
-    driver    join(call_one, call_all)   once the workers of a group exist
-    worker    intact()             after each run: could the next run use this group?
-    driver    is_broken_collective(error)   is this exception only the echo of another rank's end?
+driver    check()              before any worker exists: is the framework installed?
+driver    join(call_one, call_all)   once the workers of a group exist
+worker    intact()             after each run: could the next run use this group?
+driver    is_broken_collective(error)   is this exception only the echo of another rank's end?
 """
 
 from collections.abc import Callable, Sequence

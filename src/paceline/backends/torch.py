@@ -37,7 +37,9 @@ class TorchConfig(BackendConfig):
         if self.init_method not in ("env", "tcp"):
             raise ArgumentError(f"TorchConfig(init_method={self.init_method!r}): expected 'env' or 'tcp'.")
         if not self.timeout_s > 0:
-            raise ArgumentError(f"TorchConfig(timeout_s={self.timeout_s!r}): expected a positive number of seconds.")
+            raise ArgumentError(
+                f"TorchConfig(timeout_s={self.timeout_s!r}): expected a positive number of seconds."
+            )
 
     def join(self, call: Caller, *, use_gpu: bool) -> None:
         backend = self.backend or ("nccl" if use_gpu else "gloo")
@@ -55,7 +57,9 @@ class TorchConfig(BackendConfig):
         gc.collect()  # a DDP model that is still alive would abort the interpreter later on
         if dist.is_initialized():
             dist.destroy_process_group()
-        _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
+        _set_init_process_group(
+            getattr(dist.init_process_group, "paceline_original", dist.init_process_group)
+        )
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from paceline.callbacks.base import SGDCallback
 from paceline.callbacks.flatten import as_number, flatten
-from paceline.callbacks.json_text import to_json
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
 from paceline.callbacks.selection import WorkerSelection
 from paceline.callbacks.tail_file import TailFile
+from paceline.json_text import encode
 
 _RANK_COLUMN = "_rank"
 _ROWS_PER_WRITE = 1_000
@@ -128,7 +128,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, str):
         return value
     return (
-        to_json(value).decode() if isinstance(value, list | tuple) or hasattr(value, "tolist") else str(value)
+        encode(value).decode() if isinstance(value, list | tuple) or hasattr(value, "tolist") else str(value)
     )
 
 

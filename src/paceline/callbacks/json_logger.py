@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.callbacks.base import SGDCallback
-from paceline.callbacks.json_text import to_json
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
 from paceline.callbacks.selection import WorkerSelection
 from paceline.callbacks.tail_file import TailFile
+from paceline.json_text import encode
 
 _END = b"\n]"
 
@@ -54,7 +54,7 @@ class JsonLoggerCallback(SGDCallback):
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
         if self._file is None:
             return
-        element = to_json(self._selection.pick(results))
+        element = encode(self._selection.pick(results))
         self._file.replace_tail(_END, self._separator + element + _END)
         self._separator = b",\n"
 

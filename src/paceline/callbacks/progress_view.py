@@ -47,7 +47,7 @@ class ProgressView:
     def __rich__(self) -> RenderableType:
         progress = self._progress
         if progress.ended_s is not None:
-            return summary(progress)
+            return ending(progress)
         now = time.monotonic()
         progress.samples.append((now, progress.num_steps))
         return Group(self._headline(now), *_details(progress, now))
@@ -59,8 +59,14 @@ class ProgressView:
         return line
 
 
+def ending(progress: Progress) -> RenderableType:
+    """What stays on the screen: how the run ended, and the last metrics."""
+    metrics = _metrics(progress.latest)
+    return Group(summary(progress), *([Padding(metrics, (0, 0, 0, 2))] if metrics else []))
+
+
 def summary(progress: Progress) -> Text:
-    """The last line of a run: how it ended, what it did, where it is."""
+    """One line: how the run ended, what it did, where it is."""
     mark, colour = _MARKS.get(progress.status, ("•", "white"))
     duration_s = (progress.ended_s or time.monotonic()) - progress.started_s
     parts = [

@@ -3,16 +3,17 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.checkpoints.format import copy_of
 from paceline.checkpoints.store import Checkpoint, CheckpointStore, load
+from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.checkpoints.writer import CheckpointWriter
 from paceline.errors import ArgumentError, CheckpointNotFoundError
 
-_POLL_S = 0.01
-_FOLLOW_TIMEOUT_S = 120.0
+FOLLOW_TIMEOUT_S = 120.0
 
 
 class Saver(Protocol):
@@ -25,16 +26,34 @@ class Saver(Protocol):
 
 
 class WritingSaver:
-    """Rank 0."""
+    """Rank 0. `send` tells the driver: "saving", then "committed" or "save_failed"."""
 
     def __init__(
-        self, resume_from: str | dict[str, Any] | None, store: CheckpointStore, writer: CheckpointWriter
+        self,
+        resume_from: str | dict[str, Any] | None,
+        store: CheckpointStore,
+        strategy: CheckpointStrategy,
+        first_id: int,
+        send: Callable[[str, Any], None],
     ):
-        self._resume_from, self._store, self._writer = resume_from, store, writer
+        self._resume_from, self._store, self._send = resume_from, store, send
+        self._writer = CheckpointWriter(
+            store,
+            strategy,
+            first_id,
+            partial(send, "committed"),
+            on_failure=partial(send, "save_failed"),
+            spare_id=first_id - 1,
+        )
         self._latest_id: int | None = None
 
     def save(self, state: dict[str, Any], directory: str | Path | None, iteration: int) -> None:
-        self._latest_id = self._writer.save(state, directory=directory, iteration=iteration)
+        self._send("saving", None)
+        try:
+            self._latest_id = self._writer.save(state, directory=directory, iteration=iteration)
+        except BaseException as error:
+            self._send("save_failed", str(error))
+            raise
 
     def load(self) -> Checkpoint | None:
         if self._latest_id is None:
@@ -57,25 +76,29 @@ class FollowingSaver:
         self._next_id += 1
 
     def load(self) -> Checkpoint | None:
-        """Blocks until rank 0 has committed what this rank has saved; rank 0 needs nothing from us to get there."""
-        if self._next_id == self._first_id:
+        """Blocks until rank 0 has committed what this rank has saved, or something newer; rank 0 needs nothing
+        from us to get there."""
+        wanted = self._next_id - 1
+        if wanted < self._first_id:
             return _initial(self._resume_from)
-        path = self._store.path_of(self._next_id - 1)
-        deadline = time.monotonic() + _FOLLOW_TIMEOUT_S
-        while True:
-            try:
-                return load(path)
-            except CheckpointNotFoundError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_S)
+        deadline, pause_s = time.monotonic() + FOLLOW_TIMEOUT_S, 0.005
+        while (latest := self._store.latest()) is None or latest.id < wanted:
+            if time.monotonic() > deadline:
+                raise CheckpointNotFoundError(
+                    f"Rank 0 has not saved {self._store.path_of(wanted)} within {FOLLOW_TIMEOUT_S:g} s, although "
+                    "this rank has called save_checkpoint() as often. Call it equally often on all ranks, or on "
+                    "rank 0 alone."
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)  # a listing may go to an object store
+        return load(latest.path)
 
     def close(self) -> None:
         pass
 
 
 class MemorySaver:
-    """Any rank when nothing goes to disk. `on_save` hands rank 0's state to the driver, which needs it for recovery."""
+    """Any rank when nothing goes to disk. `on_save` hands rank 0's state to the driver, which needs it to recover."""
 
     def __init__(
         self,

@@ -95,11 +95,11 @@ class CheckpointStore:
         self.storage.write(name_of(id), [*files, MemoryFile(MANIFEST_FILE, [manifest.to_bytes()])])
         return manifest.info(self.path_of(id))
 
-    def prune(self, strategy: CheckpointStrategy) -> _Infos:
-        """Deletes what the strategy does not keep, and returns it."""
+    def prune(self, strategy: CheckpointStrategy, spare_id: int | None = None) -> _Infos:
+        """Deletes what the strategy does not keep, except `spare_id`, and returns it."""
         if not strategy.num_to_keep:
             return []
-        doomed = to_delete(self.list(), strategy)
+        doomed = to_delete(self.list(), strategy, spare_id)
         for info in doomed:
             self.storage.delete(name_of(info.id))
         return doomed

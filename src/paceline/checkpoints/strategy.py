@@ -95,8 +95,10 @@ def ranked(infos: Iterable[CheckpointInfo], strategy: CheckpointStrategy) -> lis
     return sorted(infos, key=rank, reverse=True)
 
 
-def to_delete(infos: Iterable[CheckpointInfo], strategy: CheckpointStrategy) -> list[CheckpointInfo]:
-    """Those that are neither among the best `num_to_keep` nor the latest, the worst last.
+def to_delete(
+    infos: Iterable[CheckpointInfo], strategy: CheckpointStrategy, spare_id: int | None = None
+) -> list[CheckpointInfo]:
+    """Those that are neither among the best `num_to_keep` nor the latest nor `spare_id`, the worst last.
 
     With `num_to_keep` 0 or None there are none: in the one case nothing of ours is on disk, in the other all
     of it stays.
@@ -105,7 +107,8 @@ def to_delete(infos: Iterable[CheckpointInfo], strategy: CheckpointStrategy) -> 
     if not strategy.num_to_keep or not infos:
         return []
     latest = max(infos, key=lambda info: info.id)
-    return [info for info in ranked(infos, strategy)[strategy.num_to_keep :] if info != latest]
+    spared = (latest.id, spare_id)
+    return [info for info in ranked(infos, strategy)[strategy.num_to_keep :] if info.id not in spared]
 
 
 def _as_float(value: Any) -> float | None:

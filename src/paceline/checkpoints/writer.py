@@ -35,7 +35,8 @@ class CheckpointWriter:
     """Writes the checkpoints of one worker, one at a time, in the background. Not for use by several threads.
 
     `first_id` is usually `store.next_id()`. `on_commit` is called in the background thread, once the
-    checkpoint is durable and older ones are pruned. An OSError is tried again, `num_attempts` times in all,
+    checkpoint is durable and older ones are pruned, and `on_failure` when it could not be written. `spare_id`
+    is never pruned: other ranks may be about to load the checkpoint from which this run goes on. An OSError is tried again, `num_attempts` times in all,
     with `sleep` in between; then the next call of `save`, `flush` or `close` raises it as
     CheckpointWriteError, and the writer can go on.
     """
@@ -47,13 +48,16 @@ class CheckpointWriter:
         first_id: int,
         on_commit: Callable[[CheckpointInfo], None],
         *,
+        on_failure: Callable[[str], None] = lambda reason: None,
+        spare_id: int | None = None,
         num_attempts: int = 3,
         sleep: Callable[[float], None] = time.sleep,
     ):
         self._store = store
         self._strategy = strategy
         self._next_id = first_id
-        self._on_commit = on_commit
+        self._on_commit, self._on_failure = on_commit, on_failure
+        self._spare_id = spare_id
         self._num_attempts = num_attempts
         self._sleep = sleep
         self._buffers = Buffers()
@@ -113,13 +117,14 @@ class CheckpointWriter:
         try:
             info = self._commit(job)
             try:
-                self._store.prune(self._strategy)
+                self._store.prune(self._strategy, self._spare_id)
             except OSError as error:
                 # one too many on disk is no reason to stop training, and the next commit prunes again
                 logger.warning("Old checkpoints in %s could not be deleted: %s", self._store.root, error)
             self._on_commit(info)
         except BaseException as error:  # it surfaces in flush
             self._error = error
+            self._on_failure(str(error))
         finally:
             if job.staged is not None:
                 job.staged.close()

@@ -1,11 +1,11 @@
 """The driver's side of one run: poll the workers, decide what the facts mean, act, until the run has ended.
 
-    open       run folder, run.json, callbacks' start_training
-    attempt    ready the workers, submit the function, then poll: reports become steps; callbacks and the run folder
-               get each step before the caller does
-    failure    wait a moment for a better explanation, then decide (see `failure`): restart from the last committed
-               checkpoint, or give up
-    close      workers that may be out of step are ended, status.json, callbacks' finish_training: always, once
+open       run folder, run.json, callbacks' start_training
+attempt    ready the workers, submit the function, then poll: reports become steps; callbacks and the run folder
+           get each step before the caller does
+failure    wait a moment for a better explanation, then decide (see `failure`): restart from the last committed
+           checkpoint, or give up
+close      workers that may be out of step are ended, status.json, callbacks' finish_training: always, once
 """
 
 import logging
@@ -27,6 +27,9 @@ from paceline.session import Task, train
 from paceline.workers.base import Call, Died, Event, Printed, Raised, Returned, Sent, WorkerGroup
 
 logger = logging.getLogger(__name__)
+
+SAVE_GRACE_S = 30.0
+"""How long a failing run waits for a checkpoint that is being written."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Controller:
         self._crew, self._backend, self._callbacks, self._clock = crew, backend, callbacks, clock
         self._ready: deque[list[Report]] = deque()
         self._attempt: _Attempt | None = None
+        self._num_saving = 0
         self._stop_requested = self._announced = False
 
     def steps(self) -> Iterator[list[Report]]:
@@ -165,9 +169,15 @@ class Controller:
             detailed_metrics=self.plan.detailed_metrics,
         )
         ranks = range(self._crew.world_size)
-        call = Call(train, (task,), label=f"train_func {getattr(self.plan.fn, '__name__', self.plan.fn)!r}, or its config,")
+        call = Call(
+            train,
+            (task,),
+            label=f"train_func {getattr(self.plan.fn, '__name__', self.plan.fn)!r}, or its config,",
+        )
         self._attempt = _Attempt(group, Gather(len(ranks)), [self._clock()] * len(ranks))
-        self.folder.set_state("RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.num_restarts)
+        self.folder.set_state(
+            "RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.num_restarts
+        )
         self.folder.record_event("attempt", number=self.num_restarts, resumes_from=_name_of(resume_from))
         group.submit(dict.fromkeys(ranks, call), {rank: self.folder.log_path(rank) for rank in ranks})
         if self._stop_requested:
@@ -178,12 +188,15 @@ class Controller:
         """Where this attempt starts: checkpoint, iteration, and the id of the next checkpoint."""
         if self.kept is not None:
             return self.kept[0], self.kept[1], 1
+        next_id = 1
         if self.num_restarts and self.plan.strategy.num_to_keep != 0:
-            for info in CheckpointStore(self.plan.checkpoint_root).list():
+            store = CheckpointStore(self.plan.checkpoint_root)
+            for info in store.list():
                 self._note_commit(info)  # a worker may have died between its commit and telling us
+            next_id = store.next_id()
         if self.latest is not None:
-            return self.latest.path, self.latest.iteration, self.latest.id + 1
-        return self.plan.checkpoint, 0, 1
+            return self.latest.path, self.latest.iteration, next_id
+        return self.plan.checkpoint, 0, next_id
 
     def _take(self, event: Event) -> None:
         attempt = self._attempt
@@ -219,8 +232,14 @@ class Controller:
         self._callbacks.handle_result(step)
 
     def _take_message(self, rank: int, kind: str, value: Any) -> None:
-        if kind == "committed":
+        if kind == "saving":
+            self._num_saving += 1
+        elif kind == "committed":
+            self._num_saving -= 1
             self._note_commit(value)
+        elif kind == "save_failed":
+            self._num_saving -= 1
+            self.folder.record_event("save_failed", reason=value)
         elif kind == "kept":
             self.kept = value
         elif kind == "note":
@@ -239,7 +258,9 @@ class Controller:
             return False
         if attempt.trouble_at is None:
             attempt.trouble_at = self._clock()
-        return self._clock() - attempt.trouble_at >= settle_s(attempt.facts, self._backend.is_broken_collective)
+        return self._clock() - attempt.trouble_at >= settle_s(
+            attempt.facts, self._backend.is_broken_collective
+        )
 
     def _patience(self, attempt: _Attempt) -> float:
         return POLL_S if attempt.trouble_at is None else POLL_S / 10
@@ -279,16 +300,35 @@ class Controller:
         if isinstance(decision, GiveUp):
             raise decision.error
         assert isinstance(decision, Restart)
-        self._crew.break_up()
+        self._break_up(SAVE_GRACE_S)
         self.num_restarts += 1
-        logger.warning("%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.num_restarts)
+        logger.warning(
+            "%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.num_restarts
+        )
         self.folder.record_event("restart", number=self.num_restarts, reason=decision.reason)
         self._callbacks.handle_restart(self.num_restarts, decision.reason)
 
+    def _break_up(self, grace_s: float) -> None:
+        """End the workers. A checkpoint that rank 0 is just writing may be finished first: it was saved in time."""
+        attempt, deadline = self._attempt, self._clock() + grace_s
+        if attempt is not None:
+            rank_0_is_gone = any(died.rank == 0 for died in attempt.facts.died)
+            while self._num_saving > 0 and not rank_0_is_gone and self._clock() < deadline:
+                attempt.group.poll(POLL_S, self._take_last_messages)
+        self._num_saving = 0
+        self._crew.break_up()
+
+    def _take_last_messages(self, event: Event) -> None:
+        match event:
+            case Sent(rank, "committed" | "save_failed" as kind, value):
+                self._take_message(rank, kind, value)
+            case Died(0):
+                self._num_saving = 0
+
     def _close(self, state: str, error: BaseException | None) -> None:
-        self._attempt = None
         if error is not None:  # otherwise all ranks have returned, and stay for the next run
-            self._crew.break_up()
+            self._break_up(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
+        self._attempt = None
         reason = None if error is None else _reason(error)
         self.folder.record_event("end", state=state, reason=reason)
         try:

@@ -85,7 +85,9 @@ def as_exception(error: Raised, all_raised: Sequence[Raised] = ()) -> BaseExcept
     if exception is None:
         exception = TrainFunctionError(f"{error.type_name}: {error.message}")
     note = f"Raised in the training function on rank {error.rank}. Its traceback there:\n\n{error.traceback}"
-    others = [f"rank {other.rank}: {other.type_name}: {other.message}" for other in all_raised if other is not error]
+    others = [
+        f"rank {other.rank}: {other.type_name}: {other.message}" for other in all_raised if other is not error
+    ]
     if others:
         note += "\nOther ranks raised too: " + "; ".join(others)
     exception.add_note(note)

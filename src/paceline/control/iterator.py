@@ -48,7 +48,9 @@ class SGDIterator:
             for _ in self:
                 pass
         if not self._finished:
-            logger.info("The run is not finished: iterate to its end first, or call get_final_results(force=True).")
+            logger.info(
+                "The run is not finished: iterate to its end first, or call get_final_results(force=True)."
+            )
         return self._controller.values
 
     def close(self) -> None:
@@ -59,5 +61,7 @@ class SGDIterator:
     def __enter__(self) -> "SGDIterator":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

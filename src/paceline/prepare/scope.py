@@ -40,7 +40,11 @@ class Scope:
 def current_scope() -> Scope:
     running = session.current()
     extras = _outside if running is None else running.extras
-    scope: Scope = extras.setdefault(_KEY, Scope())
+    if _KEY not in extras:
+        extras[_KEY] = Scope()
+        if running is not None:
+            running.cleanups.callback(close_scope, extras)
+    scope: Scope = extras[_KEY]
     return scope
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.encoding import decode, encode_line
+from paceline.json_text import decode, encode_line
 
 _BLOCK_BYTES = 65_536
 

@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from paceline.json_text import encode_document
 from paceline.runs.durable import write_atomic
-from paceline.runs.encoding import encode_document
 from paceline.runs.repository import Repository, describe_repository
 
 RECORDED_VARIABLES = ("CUDA_", "OMP_", "NCCL_", "GLOO_", "TORCH_", "PACELINE_", "SGD_", "SLURM_JOB_ID")

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from paceline.errors import TrainerStateError
+from paceline.json_text import encode_document
 from paceline.runs.durable import JsonLines, write_atomic
-from paceline.runs.encoding import encode_document
 from paceline.runs.logdir import make_run_dir, resolve_logdir
 from paceline.runs.status import Heartbeat, RunState, StatusFile
 

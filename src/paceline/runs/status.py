@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.json_text import encode_document
 from paceline.runs.durable import write_atomic
-from paceline.runs.encoding import encode_document
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,18 @@
-"""For tests of code that uses or extends Paceline: worker groups that fail on command, and a model with known losses."""
+"""For tests of code that uses or extends Paceline: a session without a driver, worker groups that fail on command, and a
+model with known losses."""
 
 from paceline.testing.known_model import KnownModel
 from paceline.testing.scripted import ScriptedEngine, dies, raises, reports, returns
+from paceline.testing.worker import RecordingWire, as_worker, make_session
 
-__all__ = ["KnownModel", "ScriptedEngine", "dies", "raises", "reports", "returns"]
+__all__ = [
+    "KnownModel",
+    "RecordingWire",
+    "ScriptedEngine",
+    "as_worker",
+    "dies",
+    "make_session",
+    "raises",
+    "reports",
+    "returns",
+]

@@ -1,8 +1,8 @@
 """An engine without processes: each worker plays a script of what it does, one event a poll.
 
-    engine = ScriptedEngine([[[*reports(3), dies("was killed")], [*reports(5), returns(None)]],     # first attempt
-                             [[*reports(5), returns("a")],       [*reports(5), returns("b")]]])     # after the restart
-    Trainer(engine=engine, backend=BackendConfig(), num_workers=2).run(lambda: None)
+engine = ScriptedEngine([[[*reports(3), dies("was killed")], [*reports(5), returns(None)]],     # first attempt
+                         [[*reports(5), returns("a")],       [*reports(5), returns("b")]]])     # after the restart
+Trainer(engine=engine, backend=BackendConfig(), num_workers=2).run(lambda: None)
 """
 
 from collections import deque

@@ -23,7 +23,9 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def gpu_ids(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+def gpu_ids(
+    environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc/driver/nvidia/gpus")
+) -> list[str]:
     """The GPUs this process may use: CUDA_VISIBLE_DEVICES if it is set, else all that the driver lists."""
     if "CUDA_VISIBLE_DEVICES" in environ:
         return [gpu for gpu in environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu.strip() not in ("", "-1")]
@@ -43,7 +45,9 @@ def share_gpus(num_workers: int, gpus_per_worker: float, available: list[str]) -
     if gpus_per_worker >= 1:
         count = int(gpus_per_worker)
         if count != gpus_per_worker:
-            raise ResourcesError(f"gpus_per_worker={gpus_per_worker}: above one GPU, only whole numbers can be shared out.")
+            raise ResourcesError(
+                f"gpus_per_worker={gpus_per_worker}: above one GPU, only whole numbers can be shared out."
+            )
         own = [range(rank * count, (rank + 1) * count) for rank in range(num_workers)]
     else:
         per_gpu = int(1 / gpus_per_worker + 1e-9)

@@ -22,7 +22,18 @@ from typing import Any
 
 from paceline.errors import ResourcesError, StackDumpError, TrainFunctionError, WorkerStartError
 from paceline.workers import parcel
-from paceline.workers.base import Call, Died, Event, Place, Printed, Raised, Resources, Returned, Sent, WorkerInfo
+from paceline.workers.base import (
+    Call,
+    Died,
+    Event,
+    Place,
+    Printed,
+    Raised,
+    Resources,
+    Returned,
+    Sent,
+    WorkerInfo,
+)
 from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, share_gpus
 from paceline.workers.framing import FrameReader, send_message
 from paceline.workers.nursery import Nursery, shared_nursery
@@ -96,7 +107,9 @@ class LocalGroup:
             self._selector.register(worker.pidfd, selectors.EVENT_READ)
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
-        packed = {rank: call.packed for rank, call in calls.items()}  # fails, if it must, before any rank begins
+        packed = {
+            rank: call.packed for rank, call in calls.items()
+        }  # fails, if it must, before any rank begins
         for rank, payload in packed.items():
             self._workers[rank].begin(payload, logs[rank] if logs else None)
 
@@ -123,7 +136,9 @@ class LocalGroup:
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         if not self._workers:
             raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
-        return collect_stacks({worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s)
+        return collect_stacks(
+            {worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s
+        )
 
     def healthy(self) -> bool:
         return bool(self._workers) and all(worker.is_idle() for worker in self._workers)
@@ -148,7 +163,9 @@ class LocalGroup:
                 f"resources_per_worker names {', '.join(sorted(self._resources.custom))}; the local engine counts CPU "
                 "and GPU only. Leave them out here."
             )
-        shares = share_gpus(self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
+        shares = share_gpus(
+            self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else []
+        )
         self._scratch = Path(tempfile.mkdtemp(prefix="paceline_"))
         specs = [self._spec(rank, share, self._scratch) for rank, share in enumerate(shares)]
         return specs, shares
@@ -172,7 +189,9 @@ def worker_environ(place: Place, share: GpuShare | None, threads: int) -> dict[s
     environ = dict(os.environ)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environ.setdefault(name, str(threads))
-    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here: a name lookup or a VPN must not matter
+    environ.setdefault(
+        "GLOO_SOCKET_IFNAME", "lo"
+    )  # all ranks are here: a name lookup or a VPN must not matter
     environ.update(
         RANK=str(place.world_rank),
         LOCAL_RANK=str(place.local_rank),
@@ -239,7 +258,9 @@ class _Worker:
         """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
         death of the process comes after everything it sent."""
         messages = [pickle.loads(body) for body in self.line.messages.bodies()]
-        events: list[Event] = [Sent(self.rank, "report", pickle.loads(body)) for body in self.line.reports.bodies()]
+        events: list[Event] = [
+            Sent(self.rank, "report", pickle.loads(body)) for body in self.line.reports.bodies()
+        ]
         events.extend(self._event(kind, value) for kind, value in messages)
         if is_gone:
             self.alive = False
@@ -304,7 +325,9 @@ def _unpacked(rank: int, payload: bytes) -> Event:
             f"The function ended on rank {rank}, but the driver cannot unpickle the value it returned "
             f"({type(error).__name__}: {error}). Return plain values, or define the class where the driver can import it."
         )
-        return Raised(rank, type(error).__qualname__, message, traceback.format_exc(), TrainFunctionError(message))
+        return Raised(
+            rank, type(error).__qualname__, message, traceback.format_exc(), TrainFunctionError(message)
+        )
 
 
 class _LogTail:

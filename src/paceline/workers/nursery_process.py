@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -20,23 +21,30 @@ from paceline.workers.framing import recv_message, send_message
 
 def main(fd: int, preload: list[str]) -> None:
     control = socket.socket(fileno=fd)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a worker has set up its answer, it must not die of the question
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # until a worker has set up its answer, it must not die of the question
     gc.disable()  # the collector would walk every half-imported module again and again
     for module in preload:
-        with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a worker, with a traceback
+        with contextlib.suppress(
+            ImportError
+        ):  # whoever needs it gets the error, in a worker, with a traceback
             importlib.import_module(module)
         if _driver_is_gone(control):
             os._exit(0)
     gc.freeze()  # keep the imported pages shared with every worker
     workers: set[int] = set()
+    scratch_dirs: set[str] = set()
     try:
-        _serve(control, workers)
+        _serve(control, workers, scratch_dirs)
     except (EOFError, ConnectionError):
         _kill(workers)
+        for scratch_dir in scratch_dirs:  # the driver has no more chance to do it
+            shutil.rmtree(scratch_dir, ignore_errors=True)
         os._exit(0)
 
 
-def _serve(control: socket.socket, workers: set[int]) -> None:
+def _serve(control: socket.socket, workers: set[int], scratch_dirs: set[str]) -> None:
     while True:
         verb, *args = recv_message(control)
         if verb == "fork":
@@ -47,6 +55,7 @@ def _serve(control: socket.socket, workers: set[int]) -> None:
             for fd in fds:
                 os.close(fd)
             workers.update(pids)
+            scratch_dirs.update(os.path.dirname(spec["log_path"]) for spec in specs)
             send_message(control, pids)
         elif verb == "reap":
             (pid,) = args

@@ -16,20 +16,27 @@ def collect_stacks(processes: Mapping[int, tuple[int, Path]], timeout_s: float) 
     for pid, _ in processes.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
+    _wait_for_answers({path: before[rank] for rank, (_, path) in processes.items()}, timeout_s)
+    return {rank: _text(pid, path, before[rank]) for rank, (pid, path) in processes.items()}
+
+
+def _wait_for_answers(before: Mapping[Path, int], timeout_s: float) -> None:
+    """Until every file has grown and then rested; a process that is stopped never answers."""
+    sizes = dict(before)
     deadline = time.monotonic() + timeout_s
-    return {rank: _await_text(pid, path, before[rank], deadline) for rank, (pid, path) in processes.items()}
-
-
-def _await_text(pid: int, path: Path, start: int, deadline: float) -> str:
-    size = start
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        previous, size = size, _size(path)
-        if size > start and size == previous:
-            with path.open("rb") as file:
-                file.seek(start)
-                return file.read().decode(errors="replace")
-    return f"(pid {pid} gave no answer: it is stopped, ended or stuck in the kernel)\n"
+        previous, sizes = sizes, {path: _size(path) for path in before}
+        if sizes == previous and all(sizes[path] > before[path] for path in before):
+            return
+
+
+def _text(pid: int, path: Path, start: int) -> str:
+    if _size(path) == start:
+        return f"(pid {pid} gave no answer: it is just starting, stopped, ended or stuck in the kernel)\n"
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")
 
 
 def _size(path: Path) -> int:

@@ -4,6 +4,7 @@ NaN and infinity are written as null, numpy and torch values as numbers and list
 object that JSON does not know as its repr.
 """
 
+import os
 from typing import Any
 
 import orjson
@@ -15,6 +16,11 @@ _MAX_REPR_CHARS = 1_000
 _MAX_ARRAY_BYTES = 65_536
 _MAX_DEPTH = 100
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
+
+
+def encode(obj: Any) -> bytes:
+    """One JSON value."""
+    return _encode(obj, _OPTIONS)
 
 
 def encode_line(obj: Any) -> bytes:
@@ -46,6 +52,8 @@ def _encode(obj: Any, option: int) -> bytes:
 def _plain(obj: Any) -> Any:
     if isinstance(obj, set | frozenset):
         return list(obj)
+    if isinstance(obj, os.PathLike):
+        return os.fspath(obj)
     try:
         if obj.nbytes <= _MAX_ARRAY_BYTES:  # torch tensors, and the numpy arrays that orjson does not take
             return obj.tolist()

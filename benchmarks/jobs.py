@@ -1,0 +1,98 @@
+"""What the workers are asked to do. A job is the same code whoever started the workers; `Hooks` are all that differs."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from benchmarks.marks import mark
+from benchmarks.workload import Training
+
+Spec = dict[str, Any]
+"""The name of the job, its sizes, and how often to launch it; see `systems.run_job`."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a system offers to the function that it runs. By default: nothing."""
+
+    report: Callable[[dict[str, Any]], None] = lambda metrics: None
+    save: Callable[[dict[str, Any]], None] | None = None
+    """Returns when the state is durable."""
+    load: Callable[[], dict[str, Any] | None] | None = None
+
+
+def run_job(spec: Spec, hooks: Hooks) -> None:
+    """Called on every rank, with the process group formed."""
+    begin = time.perf_counter()
+    JOBS[spec["job"]](spec, hooks)
+    mark("function", seconds=time.perf_counter() - begin)
+
+
+def train(spec: Spec, hooks: Hooks) -> None:
+    """Rounds of steps after some that do not count; with a report at each step if the spec says so."""
+    training = Training()
+    report = hooks.report if spec["reports"] else Hooks.report
+    for _ in range(spec.get("num_warmup_steps", 0)):
+        training.step()
+    for _ in range(spec.get("num_rounds", 1)):
+        dist.barrier()
+        begin = time.perf_counter()
+        for step in range(spec["num_steps"]):
+            loss = training.step()
+            report({"loss": loss})
+            if step == 0:
+                mark("first_step")
+        mark("loop", seconds=time.perf_counter() - begin)
+
+
+def do_nothing(spec: Spec, hooks: Hooks) -> None:
+    """For what a launch costs beyond the function."""
+
+
+def time_reports(spec: Spec, hooks: Hooks) -> None:
+    """Steps, and the time that each report between them takes."""
+    training = Training()
+    hooks.report({"loss": training.step(), "step": -1})  # the first one may set things up
+    seconds = []
+    for step in range(spec["num_reports"]):
+        loss = training.step()
+        begin = time.perf_counter()
+        hooks.report({"loss": loss, "step": step})
+        seconds.append(time.perf_counter() - begin)
+    mark("reports", seconds=seconds)
+
+
+def flood(spec: Spec, hooks: Hooks) -> None:
+    """Reports and nothing else."""
+    dist.barrier()
+    mark("flood")
+    for step in range(spec["num_reports"]):
+        hooks.report({"loss": 0.5, "step": step})
+
+
+def train_through_a_kill(spec: Spec, hooks: Hooks) -> None:
+    """A few steps and a checkpoint, then rank 1 is killed; started again, one step from the checkpoint."""
+    assert hooks.save is not None and hooks.load is not None, "a system that cannot resume cannot recover"
+    state = hooks.load()
+    training = Training()
+    if state is not None:
+        training.load(state)
+        training.step()
+        mark("recovered")
+        return
+    for _ in range(spec["num_steps"]):
+        training.step()
+    hooks.save(training.state())
+    dist.barrier()
+    if dist.get_rank() == 1:
+        mark("kill")
+        os.kill(os.getpid(), signal.SIGKILL)
+    training.step()  # rank 0 waits here for rank 1, as in the middle of any training
+
+
+JOBS = {job.__name__: job for job in (train, do_nothing, time_reports, flood, train_through_a_kill)}

@@ -1,0 +1,94 @@
+"""Start a process, wait for it, time it, and leave nothing of it behind."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+
+
+class MeasurementError(Exception):
+    """A figure could not be had. The message goes into the table."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    wall_s: float
+    """From just before the process was started to its end."""
+    output: str
+
+
+def run_process(
+    argv: Sequence[str], environ: Mapping[str, str], cwd: Path, timeout_s: float = 300
+) -> Finished:
+    """Raises MeasurementError when it fails or takes too long; it and all its descendants are ended then."""
+    log_path = cwd / "output.log"
+    with log_path.open("wb") as log:
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            argv, env=dict(environ), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+        late = threading.Timer(timeout_s, _kill_tree, (process.pid,))
+        late.start()
+        try:
+            code = (
+                process.wait()
+            )  # without a timeout, which would look at the process in steps of up to 50 ms
+            wall_s = time.perf_counter() - begin
+        except BaseException:
+            _kill_tree(process.pid)
+            process.wait()
+            raise
+        finally:
+            is_late = not late.is_alive()
+            late.cancel()
+    output = log_path.read_text(errors="replace")
+    if is_late:
+        raise MeasurementError(f"took longer than {timeout_s:g} s")
+    if code != 0:
+        raise MeasurementError(f"ended with code {code}: {_last_words(output)}")
+    return Finished(wall_s, output)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For a measured process: one thread for each worker, nothing sent home, and this package importable."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PACELINE_", "RAY_", "SGD_"))
+    }
+    return {
+        **inherited,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HF_HUB_OFFLINE": "1",
+        **more,
+    }
+
+
+def _kill_tree(pid: int) -> None:
+    try:
+        top = psutil.Process(pid)
+        family = [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _last_words(output: str) -> str:
+    """The line that most likely says what went wrong."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["without a word"])[-1][:200]

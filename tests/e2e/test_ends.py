@@ -1,0 +1,126 @@
+"""However the driver ends, its workers end too, and the run folder tells the truth."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import paceline
+
+PROGRAM = """
+import os, sys, time
+import paceline
+from paceline import Trainer
+
+def train():
+    import subprocess
+    child = subprocess.Popen(["sleep", "1000"])
+    print("pids", os.getpid(), child.pid, flush=True)
+    paceline.report(step=1)
+    while True:
+        {work}
+
+trainer = Trainer(backend={backend}, num_workers=2)
+print("run", trainer.logdir, flush=True)
+trainer.run(train)
+"""
+SLEEPING, BUSY, COLLECTIVE = "time.sleep(0.01)", "pass", "import torch; torch.distributed.barrier()"
+
+
+@pytest.fixture
+def driver(request):
+    """A training program in its own process group, as under a shell; gives it, its run folder and its processes."""
+    work, backend = request.param
+    program = PROGRAM.format(work=work, backend=backend)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    logdir, pids = None, []
+    while len(pids) < 4:
+        line = child.stdout.readline()
+        assert line, child.stderr.read()
+        if line.startswith("run "):
+            logdir = line.split()[1]
+        elif "pids" in line:
+            pids += [int(word) for word in line.split("pids")[1].split()]
+    processes = [psutil.Process(pid) for pid in pids]
+    nursery = processes[0].parent()
+    yield child, f"{logdir}/run_001", [*processes, nursery]
+    for process in [*processes, nursery]:
+        if process.is_running():
+            process.kill()
+    child.kill()
+    child.communicate()
+
+
+def assert_all_end(processes):
+    deadline = time.monotonic() + 10
+    while left := [
+        process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.02)
+
+
+WAYS = [(SLEEPING, "paceline.BackendConfig()"), (BUSY, "paceline.BackendConfig()"), (COLLECTIVE, "'torch'")]
+
+
+@pytest.mark.parametrize("driver", WAYS, indirect=True, ids=["sleeping", "busy", "in a collective"])
+def test_driver_dies(driver):
+    child, run_dir, processes = driver
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert_all_end(processes)
+    assert paceline.load_run(run_dir).status.state == "LOST"
+
+
+@pytest.mark.parametrize("driver", WAYS, indirect=True, ids=["sleeping", "busy", "in a collective"])
+def test_interrupt_from_the_keyboard(driver):
+    child, run_dir, processes = driver
+    os.killpg(child.pid, signal.SIGINT)  # the terminal sends it to the whole foreground group
+    _, errors = child.communicate(timeout=20)
+    assert child.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert_all_end(processes)
+    status = paceline.load_run(run_dir).status
+    assert status.state == "STOPPED"
+    assert "keyboard" in status.reason
+
+
+@pytest.mark.parametrize("driver", WAYS[:1], indirect=True, ids=["sleeping"])
+def test_driver_is_terminated(driver):
+    child, _, processes = driver
+    os.kill(child.pid, signal.SIGTERM)
+    child.wait()
+    assert_all_end(processes)
+
+
+@pytest.mark.parametrize("driver", WAYS[:1], indirect=True, ids=["sleeping"])
+def test_what_was_reported_is_in_the_folder_when_the_driver_dies(driver):
+    child, run_dir, processes = driver
+    metrics = f"{run_dir}/metrics.jsonl"
+    deadline = time.monotonic() + 10
+    while not (os.path.exists(metrics) and os.path.getsize(metrics)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert_all_end(processes)
+    assert paceline.load_run(run_dir).metrics["step"].tolist() == [1, 1]
+
+
+def test_driver_dies_while_its_nursery_is_importing():
+    program = "import time; from paceline.workers.nursery import shared_nursery as s; print(s(['torch']).pid, flush=True); time.sleep(100)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    nursery = psutil.Process(int(child.stdout.readline()))
+    child.kill()
+    child.communicate()
+    assert_all_end([nursery])
