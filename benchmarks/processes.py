@@ -24,9 +24,7 @@ class Finished:
     output: str
 
 
-def run_process(
-    argv: Sequence[str], environ: Mapping[str, str], cwd: Path, timeout_s: float = 300
-) -> Finished:
+def run_process(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, timeout_s: float = 300) -> Finished:
     """Raises MeasurementError when it fails or takes too long; it and all its descendants are ended then."""
     log_path = cwd / "output.log"
     with log_path.open("wb") as log:
@@ -37,9 +35,7 @@ def run_process(
         late = threading.Timer(timeout_s, _kill_tree, (process.pid,))
         late.start()
         try:
-            code = (
-                process.wait()
-            )  # without a timeout, which would look at the process in steps of up to 50 ms
+            code = process.wait()  # without a timeout, which would look at the process in steps of up to 50 ms
             wall_s = time.perf_counter() - begin
         except BaseException:
             _kill_tree(process.pid)
@@ -59,9 +55,7 @@ def run_process(
 def environment(**more: str) -> dict[str, str]:
     """For a measured process: one thread for each worker, nothing sent home, and this package importable."""
     inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PACELINE_", "RAY_", "SGD_"))
+        name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "RAY_", "SGD_"))
     }
     return {
         **inherited,

@@ -73,9 +73,7 @@ def run_job(system: System, job: str, num_launches: int = 1, timeout_s: float = 
     names = {MARKS_FILE: str(marks_path), "PACELINE_RESULTS": str(folder / "runs")}
     try:
         spec = json.dumps({"job": job, "num_launches": num_launches, **sizes})
-        finished = run_process(
-            system.command(spec), environment(**names, **system.environ), folder, timeout_s
-        )
+        finished = run_process(system.command(spec), environment(**names, **system.environ), folder, timeout_s)
         return JobRun(finished.wall_s, read_marks(marks_path))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -75,9 +75,7 @@ def show(run, best_path):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--results", default="demo_results", help="folder for the run (default: %(default)s)")

@@ -49,9 +49,7 @@ def no_leaks(request):
 
 def _world():
     expected = {one.pid for one in nursery._shared.values()}
-    expected |= {
-        info.pid for trainer in _long_lived if trainer._crew.group for info in trainer._crew.group.infos
-    }
+    expected |= {info.pid for trainer in _long_lived if trainer._crew.group for info in trainer._crew.group.infos}
     processes = {
         f"{process.pid} {' '.join(process.cmdline()[:4])}"
         for process in psutil.Process().children(recursive=True)
@@ -60,9 +58,7 @@ def _world():
     return {
         "processes": processes,
         "threads": {thread.name for thread in threading.enumerate()},
-        "environment": {
-            item for item in os.environ.items() if not item[0].startswith(("PYTEST_", "TORCHINDUCTOR_"))
-        },
+        "environment": {item for item in os.environ.items() if not item[0].startswith(("PYTEST_", "TORCHINDUCTOR_"))},
         "files": set(os.listdir(Path(__file__).parent.parent)) | _scratch(),
     }
 

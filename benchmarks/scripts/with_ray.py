@@ -69,9 +69,7 @@ def main(spec, scratch):
 if __name__ == "__main__":
     home = tempfile.mkdtemp(prefix="ray_")  # its sockets need a short path
     try:
-        ray.init(
-            num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=home
-        )
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=home)
         main(json.loads(sys.argv[1]), Path(os.environ[MARKS_FILE]).parent / "ray_results")
     finally:
         ray.shutdown()

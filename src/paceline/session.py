@@ -157,14 +157,15 @@ def report(*args: Any, **metrics: Any) -> None:
 def save_checkpoint(directory: str | Path | None = None, /, **state: Any) -> None:
     """Save the state of the training: `save_checkpoint(epoch=3, model=model.state_dict())`.
 
-    Rank 0's state is what is kept; other ranks may call it too. The state is copied in memory, and written and committed
-    in the background. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory to keep
-    files: `save_checkpoint("my_dir", epoch=3)`.
+    Rank 0's state is what is kept; other ranks may call it too. The state is copied in memory, and written and
+    committed in the background. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory
+    to keep files: `save_checkpoint("my_dir", epoch=3)`.
     """
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise ArgumentTypeError(
-            f"save_checkpoint() takes keywords, and a directory before them if you like; got {type(directory).__name__}. "
-            "Write save_checkpoint(epoch=3, model=model.state_dict()), or save_checkpoint(**state) for a dict."
+            "save_checkpoint() takes keywords, and a directory before them if you like; "
+            f"got {type(directory).__name__}. Write save_checkpoint(epoch=3, model=model.state_dict()), or "
+            "save_checkpoint(**state) for a dict."
         )
     if _current is None:
         _notice("save_checkpoint")

@@ -35,12 +35,12 @@ class Trainer:
         backend: how the workers become one group: "torch", or a config object such as `TorchConfig(timeout_s=60)`.
         num_workers: 0 runs the function in this process, where a debugger works.
         use_gpu: one GPU for each worker, unless `gpus_per_worker` says how many.
-        cpus_per_worker, gpus_per_worker, resources_per_worker: what a worker may use; the dict has keys "CPU" and "GPU".
-        logdir: where the runs of this Trainer go; a relative path is below the results folder (`~/paceline_results`, or
-            the environment variable PACELINE_RESULTS). Default: a new folder named after the present time.
+        cpus_per_worker, gpus_per_worker, resources_per_worker: what a worker may use; the dict has "CPU" and "GPU".
+        logdir: where the runs of this Trainer go; a relative path is below the results folder (`~/paceline_results`,
+            or the environment variable PACELINE_RESULTS). Default: a new folder named after the present time.
         max_retries: how often a run may be restarted after workers have died; negative means always.
         engine: where the workers live; by default this machine.
-        hang_timeout_s: treat a rank that sends nothing for so long as failed, and keep its stacks. Default: wait for ever.
+        hang_timeout_s: treat a rank that sends nothing for so long as failed, and keep its stacks. Default: wait.
     """
 
     def __init__(
@@ -165,7 +165,10 @@ class Trainer:
         return self._crew.one(rank, call_in_worker, fn, args, kwargs)
 
     def stop(self) -> None:
-        """Ask the running function to end: `should_stop()` becomes true on every rank. For callbacks and other threads."""
+        """Ask the running function to end: `should_stop()` becomes true on every rank.
+
+        For callbacks and other threads.
+        """
         if self._controller is not None:
             self._controller.request_stop()
 
@@ -295,21 +298,17 @@ def _takes_config(train_func: Callable[..., Any]) -> bool:
         parameters = inspect.signature(train_func).parameters.values()
     except (TypeError, ValueError):  # a builtin that does not tell
         return True
-    positional = [
-        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
-    ]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     unfilled = [
         p.name
         for index, p in enumerate(parameters)
-        if p.default is p.empty
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        and p not in positional[:1]
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p not in positional[:1]
     ]
     if unfilled:
         name = getattr(train_func, "__name__", repr(train_func))
         raise ArgumentError(
-            f"{name} has {len(unfilled) + len(positional[:1])} required parameters; a training function takes none, or one: "
-            f"the config. Put {', '.join(unfilled)} into the config, or bind them with functools.partial."
+            f"{name} has {len(unfilled) + len(positional[:1])} required parameters; a training function takes none, or "
+            f"one: the config. Put {', '.join(unfilled)} into the config, or bind them with functools.partial."
         )
     return bool(positional)
 
@@ -318,9 +317,7 @@ def _strategy(strategy: CheckpointStrategy | None) -> CheckpointStrategy:
     if strategy is None:
         return CheckpointStrategy()
     if not isinstance(strategy, CheckpointStrategy):
-        raise ArgumentTypeError(
-            f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy."
-        )
+        raise ArgumentTypeError(f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy.")
     return strategy
 
 
@@ -361,16 +358,12 @@ def _resources(
     cpus = _one_of("CPU", "cpus_per_worker", custom.pop("CPU", None), cpus_per_worker)
     gpus = _one_of("GPU", "gpus_per_worker", custom.pop("GPU", None), gpus_per_worker)
     for name, amount in {"CPU": cpus, "GPU": gpus, **custom}.items():
-        if amount is not None and (
-            isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0
-        ):
+        if amount is not None and (isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0):
             raise ArgumentError(f"{name} per worker is {amount!r}; expected a number that is not negative.")
     if use_gpu and gpus == 0:
         raise ArgumentError("use_gpu=True contradicts zero GPUs per worker: leave one of them out.")
     if not use_gpu and gpus and "GPU" in (resources_per_worker or {}):
-        raise ArgumentError(
-            f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False: set use_gpu=True."
-        )
+        raise ArgumentError(f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False: set use_gpu=True.")
     return Resources(cpus, float(use_gpu) if gpus is None else gpus, custom)
 
 
@@ -382,9 +375,7 @@ def _one_of(key: str, argument: str, from_dict: float | None, given: float | Non
 
 def _check_int(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(
-            f"{name} is {value!r} of type {type(value).__name__}; expected a whole number."
-        )
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}; expected a whole number.")
     return value
 
 

@@ -118,7 +118,10 @@ def test_what_was_reported_is_in_the_folder_when_the_driver_dies(driver):
 
 
 def test_driver_dies_while_its_nursery_is_importing():
-    program = "import time; from paceline.workers.nursery import shared_nursery as s; print(s(['torch']).pid, flush=True); time.sleep(100)"
+    program = (
+        "import time; from paceline.workers.nursery import shared_nursery\n"
+        "print(shared_nursery(['torch']).pid, flush=True); time.sleep(100)"
+    )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     nursery = psutil.Process(int(child.stdout.readline()))
     child.kill()

@@ -96,7 +96,9 @@ def test_notebook(tmp_path):
 
 
 def test_progress_is_shown_in_a_terminal():
-    program = "from paceline import Trainer\nimport paceline\nTrainer(num_workers=1).run(lambda: paceline.report(loss=0.25))"
+    program = (
+        "from paceline import Trainer\nimport paceline\nTrainer(num_workers=1).run(lambda: paceline.report(loss=0.25))"
+    )
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
     env.pop("PACELINE_PROGRESS")
     ours, theirs = pty.openpty()
@@ -162,9 +164,7 @@ def test_inline_ddp_code_works_and_leaves_the_process_as_it_was():
         with pytest.raises(ZeroDivisionError):
             trainer.run(lambda: 1 / 0)
         assert trainer.run(train) == [1]
-        assert [
-            step[0]["x"] for step in trainer.run_iterator(lambda: [paceline.report(x=x) for x in (1, 2)])
-        ] == [1, 2]
+        assert [step[0]["x"] for step in trainer.run_iterator(lambda: [paceline.report(x=x) for x in (1, 2)])] == [1, 2]
     assert not dist.is_initialized()
     assert dist.init_process_group is original
 
@@ -181,9 +181,7 @@ def test_inline_callback_error_is_not_taken_for_the_functions():
 def test_same_function_by_hand(capsys):
     namespace = {}
     exec(
-        PROGRAM.split("trainer = ")[0].replace(
-            "torch.nn.parallel.DistributedDataParallel(Net(1, 1))", "Net(1, 1)"
-        ),
+        PROGRAM.split("trainer = ")[0].replace("torch.nn.parallel.DistributedDataParallel(Net(1, 1))", "Net(1, 1)"),
         namespace,
     )
     assert namespace["train"]({"plus": 1}) == 1

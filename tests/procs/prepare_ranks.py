@@ -98,9 +98,7 @@ def shapes(folder):
     """Facts about what prepare_model made, to be looked at in the test."""
     plain = nn.Linear(2, 2)
     keys = list(plain.state_dict())
-    model, loss, frozen = accelerate(
-        plain, nn.MSELoss(), nn.Linear(1, 1).requires_grad_(False), mixed_precision=True
-    )
+    model, loss, frozen = accelerate(plain, nn.MSELoss(), nn.Linear(1, 1).requires_grad_(False), mixed_precision=True)
     output = model(torch.ones(1, 2))
     backward(loss(output, torch.full((1, 2), float(dist.get_rank()))))
     kwargs = prepare_model(nn.Linear(2, 2), ddp_kwargs={"find_unused_parameters": True})

@@ -162,9 +162,7 @@ def tiny_disk(tmp_path):
     path = tmp_path / "disk"
     path.mkdir()
     if os.geteuid() == 0:
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True
-        )
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True)
         if mounted.returncode == 0:
             yield path, {}
             subprocess.run(["umount", path], check=True)

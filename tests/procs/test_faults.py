@@ -15,7 +15,7 @@ from paceline import BackendConfig, CheckpointStrategy, SGDCallback, Trainer
 
 
 def train_with_trouble(config):
-    """Five steps of an all-reduce, a report and a checkpoint each; on the first attempt, `trouble` strikes at step 3."""
+    """Five steps of an all-reduce, a report and a checkpoint each; `trouble` strikes at step 3, once."""
     checkpoint = paceline.load_checkpoint() or {"step": 0, "total": 0.0}
     first_attempt = checkpoint["step"] == 0
     total = checkpoint["total"]
@@ -234,7 +234,7 @@ def test_metric_that_cannot_be_sent_is_named(warm):
 
 def test_function_that_cannot_be_sent(warm):
     lock = threading.Lock()
-    with pytest.raises(paceline.PacelineError, match="train_func .*cannot be pickled"):
+    with pytest.raises(paceline.PacelineError, match=r"train_func .*cannot be pickled"):
         warm.run(lambda: lock)
     assert warm.run(paceline.world_rank) == [0, 1]
 

@@ -28,9 +28,7 @@ class Augmented(Dataset):
         return 16
 
     def __getitem__(self, index):
-        return torch.tensor(
-            [index, random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64
-        )
+        return torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64)
 
 
 class AugmentedWhole(Augmented):

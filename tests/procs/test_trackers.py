@@ -94,9 +94,7 @@ def mlflow_script(arguments="", drive="", setup="", store="f'{run_dir}/mlruns'")
 
 def test_mlflow_in_the_run_folder(tmp_path):
     run_dir = tmp_path / "sgd_1" / "run_001"
-    script = mlflow_script(
-        'tags={"team": 7}', 'config={"lr": 0.1, "model": {"layers": [1, 2]}, "odd key!": 1}'
-    )
+    script = mlflow_script('tags={"team": 7}', 'config={"lr": 0.1, "model": {"layers": [1, 2]}, "odd key!": 1}')
     found = run_script(script, run_dir)
     assert found["status"] == "FINISHED"
     assert found["ended"]
@@ -119,9 +117,7 @@ def test_mlflow_gets_the_checkpoints(tmp_path):
     checkpoint_dir = tmp_path / "run_001" / "checkpoints" / "checkpoint_000001"
     checkpoint_dir.mkdir(parents=True)
     (checkpoint_dir / "data").write_text("x")
-    arguments = (
-        f"logdir={str(tmp_path / 'tracking')!r}, save_artifact=True, experiment_name='mine', worker_to_log=1"
-    )
+    arguments = f"logdir={str(tmp_path / 'tracking')!r}, save_artifact=True, experiment_name='mine', worker_to_log=1"
     script = mlflow_script(arguments, store=repr(str(tmp_path / "tracking" / "mlruns")))
     found = run_script(script, tmp_path / "run_001")
     assert found["artifacts"] == ["checkpoints/checkpoint_000001"]
@@ -192,8 +188,7 @@ def wandb_history(records):
     for record in records:
         if record.WhichOneof("record_type") == "history":
             items = {
-                (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
-                for item in record.history.item
+                (item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item
             }
             rows.append({key: value for key, value in items.items() if not key.startswith("_")})
     return rows
@@ -224,9 +219,7 @@ def test_wandb_is_told_the_truth(tmp_path, status, exit_code):
 
 
 def test_wandb_keeps_all_results_when_a_restart_repeats_steps(tmp_path):
-    run_script(
-        WANDB.format(arguments="", drive="steps=[(1, 4), (2, 3), (1, 2), (2, 1)]"), tmp_path / "run_001"
-    )
+    run_script(WANDB.format(arguments="", drive="steps=[(1, 4), (2, 3), (1, 2), (2, 1)]"), tmp_path / "run_001")
     rows = wandb_history(wandb_records(tmp_path / "run_001"))
     assert [(row["training_iteration"], row["loss"]) for row in rows] == [(1, 4), (2, 3), (1, 2), (2, 1)]
 

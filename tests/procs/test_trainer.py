@@ -331,9 +331,7 @@ def test_best_checkpoint_by_score(warm):
         for epoch, loss in enumerate([3.0, 1.0, 2.0, 4.0]):
             paceline.save_checkpoint(epoch=epoch, loss=loss)
 
-    strategy = CheckpointStrategy(
-        num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min"
-    )
+    strategy = CheckpointStrategy(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min")
     warm.run(train_func, checkpoint_strategy=strategy)
     assert warm.best_checkpoint == {"epoch": 1, "loss": 1.0}
     assert warm.best_checkpoint_path == warm.latest_checkpoint_dir / "checkpoint_000002"

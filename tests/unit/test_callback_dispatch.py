@@ -94,9 +94,7 @@ def test_a_callback_cannot_change_what_others_see():
 def test_start_training_raises():
     calls = []
     error = ValueError("no")
-    callback_list = CallbackList(
-        [Recorder("a", calls), Recorder("b", calls, "start", error), Recorder("c", calls)]
-    )
+    callback_list = CallbackList([Recorder("a", calls), Recorder("b", calls, "start", error), Recorder("c", calls)])
     with pytest.raises(ValueError, match="no") as raised:
         callback_list.start_training("/run", {})
     assert raised.value is error
@@ -147,9 +145,7 @@ def test_the_training_error_is_not_masked(caplog):
     assert second.calls == [("b", "finish", True, "FAILED", training_error)]
     assert "Recorder.finish_training failed" in caplog.text
     assert caplog.records[0].exc_info[1] is first.error
-    assert training_error.__notes__ == [
-        "After this, Recorder.finish_training failed too: RuntimeError: a failed"
-    ]
+    assert training_error.__notes__ == ["After this, Recorder.finish_training failed too: RuntimeError: a failed"]
 
 
 def test_ctrl_c_during_finish_training_is_raised_last():

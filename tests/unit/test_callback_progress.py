@@ -50,9 +50,7 @@ def test_a_frame_shows_the_run():
     progress.num_checkpoints, progress.last_checkpoint_step, progress.num_restarts = 3, 1200, 1
     first, second, third = shown(ProgressView(progress)).splitlines()
     assert re.search(r"sgd/run_001  2 workers · 1:0\d", first)
-    assert re.search(
-        r"step 1,234 · [\d.]+ steps/s · 3 checkpoints \(last at step 1,200\) · 1 restart$", second
-    )
+    assert re.search(r"step 1,234 · [\d.]+ steps/s · 3 checkpoints \(last at step 1,200\) · 1 restart$", second)
     assert third.strip() == "loss 0.1235  accuracy/top1 0.5"
 
 

@@ -31,9 +31,7 @@ def stamped(step, **values):
 def test_scalars_of_one_worker(tmp_path):
     callback = started(tmp_path, worker_to_log=1)
     for step in (1, 2, 3):
-        callback.handle_result(
-            [stamped(step, loss=9.0), stamped(step, loss=step / 2, nested={"a": {"b": step}})]
-        )
+        callback.handle_result([stamped(step, loss=9.0), stamped(step, loss=step / 2, nested={"a": {"b": step}})])
     callback.finish_training()
     assert scalars(tmp_path, "loss") == [(1, 0.5), (2, 1.0), (3, 1.5)]
     assert scalars(tmp_path, "nested/a/b") == [(1, 1.0), (2, 2.0), (3, 3.0)]

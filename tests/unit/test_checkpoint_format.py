@@ -146,9 +146,7 @@ def test_tensor_round_trips_bit_for_bit(name, there_and_back):
 )
 def test_numpy_array_and_scalar_keep_their_dtype(dtype, there_and_back):
     dtype = np.dtype(dtype)
-    raw = np.random.default_rng(0).integers(
-        0, 2 if dtype.kind == "b" else 100, 6 * dtype.itemsize, dtype=np.uint8
-    )
+    raw = np.random.default_rng(0).integers(0, 2 if dtype.kind == "b" else 100, 6 * dtype.itemsize, dtype=np.uint8)
     if dtype.kind == "U":
         array = np.array([["ab", "cdefg", ""], ["ü", "x", "y"]], dtype=dtype)
     else:
@@ -268,12 +266,8 @@ def test_lazy_conjugate_and_negative_views():
 
 
 def test_the_safetensors_package_reads_our_file(tmp_path):
-    tensors = {
-        name: torch.ones(3, 2, dtype=getattr(torch, name)) for name in TORCH_DTYPES if "fnu" not in name
-    }
-    info = CheckpointStore(tmp_path).commit(
-        1, snapshot({"t": tensors, "odd": torch.ones(3, dtype=torch.int8)})
-    )
+    tensors = {name: torch.ones(3, 2, dtype=getattr(torch, name)) for name in TORCH_DTYPES if "fnu" not in name}
+    info = CheckpointStore(tmp_path).commit(1, snapshot({"t": tensors, "odd": torch.ones(3, dtype=torch.int8)}))
     opened = safetensors.torch.load_file(Path(info.path) / ARRAYS_FILE)
     for name, tensor in tensors.items():
         if not tensor.is_complex():
@@ -406,9 +400,7 @@ def state_dir(tmp_path, tree, blocks=None):
     """The two files as an attacker could write them, without an encoder."""
     (tmp_path / STATE_FILE).write_text(json.dumps(tree))
     entries = lay_out(blocks or {})
-    (tmp_path / ARRAYS_FILE).write_bytes(
-        header_bytes(entries) + bytes(sum(e.num_bytes for e in entries.values()))
-    )
+    (tmp_path / ARRAYS_FILE).write_bytes(header_bytes(entries) + bytes(sum(e.num_bytes for e in entries.values())))
     return tmp_path
 
 

@@ -42,9 +42,7 @@ def content(storage, name, files):
 
 
 def test_what_is_written_can_be_read(storage):
-    storage.write(
-        "one", [MemoryFile("a.bin", [b"12", memoryview(b"34")]), MemoryFile("files/x/b", [b"5"]), MANIFEST]
-    )
+    storage.write("one", [MemoryFile("a.bin", [b"12", memoryview(b"34")]), MemoryFile("files/x/b", [b"5"]), MANIFEST])
     assert storage.names() == ["one"]
     assert storage.read("one", "a.bin") == b"1234"
     assert content(storage, "one", ["a.bin", "files/x/b"]) == {"a.bin": b"1234", "files/x/b": b"5"}

@@ -59,9 +59,7 @@ def test_score_is_any_single_number(number):
     assert type(score) is float
 
 
-@pytest.mark.parametrize(
-    "value", ["1", None, True, [1], torch.ones(2), np.ones(1), 1j, torch.tensor(True), 10**400]
-)
+@pytest.mark.parametrize("value", ["1", None, True, [1], torch.ones(2), np.ones(1), 1j, torch.tensor(True), 10**400])
 def test_score_is_no_number(value):
     with pytest.raises(ArgumentError, match=r"ranks by 'loss', but that is a \w+"):
         by_loss().score_of({"loss": value})
@@ -101,9 +99,7 @@ def test_of_equals_the_newer_is_better(order):
 
 
 def test_best_ones_and_the_latest_are_kept():
-    assert ids(to_delete(infos(5.0, 1.0, 4.0, 2.0), by_loss(num_to_keep=2))) == [
-        2
-    ]  # 1 and 3 are best, 4 the latest
+    assert ids(to_delete(infos(5.0, 1.0, 4.0, 2.0), by_loss(num_to_keep=2))) == [2]  # 1 and 3 are best, 4 the latest
     assert ids(to_delete(infos(5.0, 1.0, 2.0), by_loss("min", num_to_keep=1))) == [1]
     assert ids(to_delete(infos(None, None, None, None), CheckpointStrategy(num_to_keep=2))) == [2, 1]
 

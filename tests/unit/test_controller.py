@@ -118,9 +118,7 @@ def test_stop_requested_by_a_callback_reaches_the_group():
 
 def test_rank_makes_no_progress():
     engine = ScriptedEngine([[[*reports(1)], [*reports(1)]], [[returns(1)], [returns(2)]]])
-    trainer = Trainer(
-        backend=BackendConfig(), num_workers=2, engine=engine, logdir="scripted", hang_timeout_s=1e-9
-    )
+    trainer = Trainer(backend=BackendConfig(), num_workers=2, engine=engine, logdir="scripted", hang_timeout_s=1e-9)
     assert trainer.run(lambda: None) == [1, 2]
     run = paceline.load_run(trainer.latest_run_dir)
     assert "hang" in [event["kind"] for event in run.events]

@@ -5,9 +5,7 @@ from paceline.control.gather import Mismatch
 from paceline.errors import ReportMismatchError, TrainFunctionError, WorkersLostError
 from paceline.workers.base import Died, Raised
 
-BROKEN = Raised(
-    0, "RuntimeError", "Connection closed by peer", "…", RuntimeError("Connection closed by peer")
-)
+BROKEN = Raised(0, "RuntimeError", "Connection closed by peer", "…", RuntimeError("Connection closed by peer"))
 OWN = Raised(1, "KeyError", "'lr'", "the worker's traceback", KeyError("lr"))
 DEATH = Died(1, "was killed by SIGKILL")
 

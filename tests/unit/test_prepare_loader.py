@@ -222,9 +222,7 @@ def test_endless_sampler():
 
 
 def test_order_longer_than_what_is_drawn_at_a_time():
-    loaders = [
-        prepared(DataLoader(Numbers(10_001), batch_size=100, shuffle=True), rank, 2) for rank in range(2)
-    ]
+    loaders = [prepared(DataLoader(Numbers(10_001), batch_size=100, shuffle=True), rank, 2) for rank in range(2)]
     seen = Counter(chain(*(samples_of(loader) for loader in loaders)))
     assert set(seen) == set(range(10_001))
     assert sorted(seen.values()) == [1] * 10_000 + [2]
@@ -420,9 +418,7 @@ def test_announced_epoch_keeps_only_a_loaded_batch(begun, epoch, expected):
     assert (position.epoch, position.batch, position.is_begun) == (*expected, False)
 
 
-@pytest.mark.parametrize(
-    "state", [{}, {"epoch": 1}, {"epoch": "x", "batch": 0}, None, {"epoch": -1, "batch": 0}]
-)
+@pytest.mark.parametrize("state", [{}, {"epoch": 1}, {"epoch": "x", "batch": 0}, None, {"epoch": -1, "batch": 0}])
 def test_state_that_is_none(state):
     with pytest.raises(ArgumentError, match=r"a loader's (state|epoch)"):
         prepared(DataLoader(Numbers(4))).load_state_dict(state)

@@ -51,9 +51,7 @@ def test_precision_suits_the_device(asked, device_type, bf16_supported, got):
     assert resolve_precision(asked, device_type, bf16_supported=bf16_supported) == got
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"), [("fp16", "use mixed_precision='bf16'"), ("fp8", "'fp8'; expected True")]
-)
+@pytest.mark.parametrize(("asked", "says"), [("fp16", "use mixed_precision='bf16'"), ("fp8", "'fp8'; expected True")])
 def test_precision_that_the_cpu_does_not_have(asked, says):
     with pytest.raises(ArgumentError, match=says):
         accelerate(nn.Linear(1, 1), mixed_precision=asked)

@@ -146,9 +146,7 @@ def test_driver_dies_before_the_first_status(results: Path) -> None:
     assert "LOST" in str(late)
 
 
-@pytest.mark.parametrize(
-    "name", ["status.json", "run.json", "environment.json", "metrics.jsonl", "events.jsonl"]
-)
+@pytest.mark.parametrize("name", ["status.json", "run.json", "environment.json", "metrics.jsonl", "events.jsonl"])
 @pytest.mark.parametrize(
     "damage",
     [b"", b'{"st', b"\x00" * 100, b"[]", b'{"state": 3, "step": "x", "config": 1}\n'],
@@ -224,9 +222,7 @@ def test_checkpoints_are_those_that_were_committed(folder: RunFolder) -> None:
     assert run.best_checkpoint_path == run.latest_checkpoint_path
 
 
-def test_the_best_checkpoint_is_the_best_by_the_strategy_of_the_run(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_the_best_checkpoint_is_the_best_by_the_strategy_of_the_run(folder: RunFolder, tmp_path: Path) -> None:
     from paceline.checkpoints import CheckpointStore, CheckpointStrategy, snapshot
 
     store = CheckpointStore(tmp_path / "elsewhere")

@@ -65,9 +65,7 @@ def test_a_results_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_parent_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"runs cannot be written to /proc/paceline/here: .*PACELINE_RESULTS"
-    ):
+    with pytest.raises(ArgumentError, match=r"runs cannot be written to /proc/paceline/here: .*PACELINE_RESULTS"):
         resolve_logdir("/proc/paceline/here")
     with pytest.raises(ArgumentError, match="runs cannot be written to /proc/paceline"):
         make_run_dir(Path("/proc/paceline"))

@@ -27,9 +27,7 @@ PENDING = replace(RUNNING, state=RunState.PENDING)
         (replace(RUNNING, heartbeat=None), 0, "unknown", "LOST"),
     ],
 )
-def test_a_run_that_nobody_drives_is_lost(
-    status: RunStatus, silence_s: float, driver: Driver, expected: str
-) -> None:
+def test_a_run_that_nobody_drives_is_lost(status: RunStatus, silence_s: float, driver: Driver, expected: str) -> None:
     assert judge(status, now=1000.0 + silence_s, driver=driver).state == expected
 
 
@@ -52,9 +50,7 @@ def test_the_driver_is_looked_for_where_it_ran() -> None:
     assert find_driver(replace(me, pid=None)) == "unknown"
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"state": "HAPPY"}, {"state": None}, {"state": "RUNNING", "worker_pids": 3}]
-)
+@pytest.mark.parametrize("fields", [{}, {"state": "HAPPY"}, {"state": None}, {"state": "RUNNING", "worker_pids": 3}])
 def test_fields_that_are_no_status_give_none(fields: dict[str, object]) -> None:
     assert RunStatus.from_fields(fields) is None
 

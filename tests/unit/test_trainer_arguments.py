@@ -19,7 +19,7 @@ def trainer(**kwargs):
 
 @pytest.mark.parametrize("backend", [None, 3, TorchConfig, object()])
 def test_backend_is_neither_name_nor_config(backend):
-    with pytest.raises(TypeError, match="backend is .* expected a name"):
+    with pytest.raises(TypeError, match=r"backend is .* expected a name"):
         trainer(backend=backend)
 
 
@@ -75,7 +75,7 @@ def test_engine_is_unknown():
     ],
 )
 def test_resources_contradict_each_other(contradiction):
-    with pytest.raises(ValueError, match="GPU|CPU|contradicts"):
+    with pytest.raises(ValueError, match=r"GPU|CPU|contradicts"):
         trainer(**contradiction)
 
 

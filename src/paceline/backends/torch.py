@@ -22,8 +22,8 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
-    """`backend` None picks nccl with GPUs and gloo without. `init_method` is 'env' or 'tcp': both end in the same group,
-    and MASTER_ADDR and MASTER_PORT are set in either case. `timeout_s` bounds every collective."""
+    """`backend` None picks nccl with GPUs and gloo without. `init_method` is 'env' or 'tcp': both end in the same
+    group, and MASTER_ADDR and MASTER_PORT are set in either case. `timeout_s` bounds every collective."""
 
     name: ClassVar[str] = "torch"
     package: ClassVar[str | None] = "torch"
@@ -37,9 +37,7 @@ class TorchConfig(BackendConfig):
         if self.init_method not in ("env", "tcp"):
             raise ArgumentError(f"TorchConfig(init_method={self.init_method!r}): expected 'env' or 'tcp'.")
         if not self.timeout_s > 0:
-            raise ArgumentError(
-                f"TorchConfig(timeout_s={self.timeout_s!r}): expected a positive number of seconds."
-            )
+            raise ArgumentError(f"TorchConfig(timeout_s={self.timeout_s!r}): expected a positive number of seconds.")
 
     def join(self, call: Caller, *, use_gpu: bool) -> None:
         backend = self.backend or ("nccl" if use_gpu else "gloo")
@@ -57,9 +55,7 @@ class TorchConfig(BackendConfig):
         gc.collect()  # a DDP model that is still alive would abort the interpreter later on
         if dist.is_initialized():
             dist.destroy_process_group()
-        _set_init_process_group(
-            getattr(dist.init_process_group, "paceline_original", dist.init_process_group)
-        )
+        _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
 
@@ -71,12 +67,10 @@ class TorchConfig(BackendConfig):
 
 def _open_store(wire: Wire, timeout_s: float) -> int:
     """On rank 0: a store on a port that the system picks, so that no two groups can collide."""
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = timedelta(seconds=timeout_s)
-    store = dist.TCPStore(
-        _LOOPBACK, 0, wire.place.world_size, is_master=True, timeout=timeout, wait_for_workers=False
-    )
+    store = TCPStore(_LOOPBACK, 0, wire.place.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
     wire.shared["torch_store"] = store
     port: int = store.port
     return port
@@ -85,6 +79,7 @@ def _open_store(wire: Wire, timeout_s: float) -> int:
 def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float) -> None:
     import torch
     import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if dist.is_initialized():  # inline, in a process that is already part of a group
         return
@@ -96,10 +91,8 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
     place, timeout = wire.place, timedelta(seconds=timeout_s)
     store = wire.shared.pop("torch_store", None)
     if store is None:
-        store = dist.TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
-    dist.init_process_group(
-        backend, store=store, rank=place.world_rank, world_size=place.world_size, timeout=timeout
-    )
+        store = TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=place.world_rank, world_size=place.world_size, timeout=timeout)
     _tolerate_second_init()
 
 

@@ -127,9 +127,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
-    return (
-        encode(value).decode() if isinstance(value, list | tuple) or hasattr(value, "tolist") else str(value)
-    )
+    return encode(value).decode() if isinstance(value, list | tuple) or hasattr(value, "tolist") else str(value)
 
 
 def _csv_text(rows: list[list[str]]) -> bytes:

@@ -100,21 +100,15 @@ def _record(callback: SGDCallback, problem: Exception, training_error: BaseExcep
     name = type(callback).__name__
     logger.exception("%s.finish_training failed", name, exc_info=problem)
     if training_error is not None:
-        training_error.add_note(
-            f"After this, {name}.finish_training failed too: {type(problem).__name__}: {problem}"
-        )
+        training_error.add_note(f"After this, {name}.finish_training failed too: {type(problem).__name__}: {problem}")
 
 
 def _checked(callbacks: Sequence[SGDCallback] | None) -> list[SGDCallback]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple):
-        hint = (
-            " Put it in a list: callbacks=[...]." if _is_callback(callbacks) or _is_class(callbacks) else ""
-        )
-        raise ArgumentTypeError(
-            f"callbacks must be a list of SGDCallback objects, got {_type_name(callbacks)}.{hint}"
-        )
+        hint = " Put it in a list: callbacks=[...]." if _is_callback(callbacks) or _is_class(callbacks) else ""
+        raise ArgumentTypeError(f"callbacks must be a list of SGDCallback objects, got {_type_name(callbacks)}.{hint}")
     for position, callback in enumerate(callbacks):
         _check_one(position, callback)
     return list(callbacks)

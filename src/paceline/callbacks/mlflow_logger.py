@@ -120,9 +120,7 @@ class MLflowLoggerCallback(SGDCallback):
             try:
                 return str(self._client.get_experiment(self._experiment_id).experiment_id)
             except MlflowException as error:
-                raise ArgumentError(
-                    f"MLflow has no experiment with the id {self._experiment_id!r}: {error}"
-                ) from error
+                raise ArgumentError(f"MLflow has no experiment with the id {self._experiment_id!r}: {error}") from error
         name = self._experiment_name or self._run_dir.resolve().parent.name or "paceline"
         known = self._client.get_experiment_by_name(name)
         return str(self._client.create_experiment(name) if known is None else known.experiment_id)
@@ -130,18 +128,14 @@ class MLflowLoggerCallback(SGDCallback):
     def _send_params(self, config: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = [
-            Param(_valid_name(key), str(value)[:_MAX_PARAM_CHARS]) for key, value in flatten(config).items()
-        ]
+        params = [Param(_valid_name(key), str(value)[:_MAX_PARAM_CHARS]) for key, value in flatten(config).items()]
         for start in range(0, len(params), _MAX_PARAMS_PER_CALL):
             self._client.log_batch(self._mlflow_run_id, params=params[start : start + _MAX_PARAMS_PER_CALL])
 
     def _send_metrics(self) -> None:
         waiting, self._waiting = self._waiting, []
         for start in range(0, len(waiting), _MAX_METRICS_PER_CALL):
-            self._client.log_batch(
-                self._mlflow_run_id, metrics=waiting[start : start + _MAX_METRICS_PER_CALL]
-            )
+            self._client.log_batch(self._mlflow_run_id, metrics=waiting[start : start + _MAX_METRICS_PER_CALL])
         self._last_sent_s = time.monotonic()
 
     def _send_checkpoints(self) -> None:

@@ -97,9 +97,7 @@ class _TerminalScreen:
         from rich.live import Live
 
         # A console of its own, on today's sys.stdout: rich's global one may belong to a stream that is gone.
-        self._live = Live(
-            view, console=console or Console(), refresh_per_second=_FRAMES_PER_S, transient=False
-        )
+        self._live = Live(view, console=console or Console(), refresh_per_second=_FRAMES_PER_S, transient=False)
         self._live.start(refresh=True)
 
     def touch(self) -> None:

@@ -14,9 +14,7 @@ class Checkpoint(dict[str, Any]):
     before changing anything. For a remote one it is a download that is removed when this process ends.
     """
 
-    def __init__(
-        self, state: Mapping[str, Any] = {}, *, path: str | None = None, directory: Path | None = None
-    ):
+    def __init__(self, state: Mapping[str, Any] = {}, *, path: str | None = None, directory: Path | None = None):
         super().__init__(state)
         self.path = path
         self.directory = directory

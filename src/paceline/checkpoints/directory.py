@@ -67,9 +67,7 @@ def _walk(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[s
     """
     real = os.path.realpath(folder)
     if real in above:
-        raise ArgumentError(
-            f"{folder} is a link to a directory that contains it: save_checkpoint cannot copy a loop."
-        )
+        raise ArgumentError(f"{folder} is a link to a directory that contains it: save_checkpoint cannot copy a loop.")
     for entry in sorted(folder.iterdir()):
         name = f"{prefix}/{entry.name}" if prefix else entry.name
         if entry.is_dir():

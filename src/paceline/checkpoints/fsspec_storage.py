@@ -143,9 +143,7 @@ class FsspecStorage:
     def _remove_uncommitted(fs: Any, folder: str, content: Sequence[SourceFile], manifest_path: str) -> None:
         try:
             fs.invalidate_cache()
-            if not fs.exists(
-                manifest_path
-            ):  # else another writer committed here, and these names are its files
+            if not fs.exists(manifest_path):  # else another writer committed here, and these names are its files
                 for file in content:
                     if fs.exists(f"{folder}/{file.name}"):
                         fs.rm_file(f"{folder}/{file.name}")

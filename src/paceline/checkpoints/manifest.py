@@ -63,9 +63,7 @@ class Manifest:
     @classmethod
     def _from_body(cls, body: dict[str, Any], path: str) -> "Manifest":
         try:
-            files = tuple(
-                FileRecord(str(f["name"]), int(f["num_bytes"]), int(f["crc32"])) for f in body["files"]
-            )
+            files = tuple(FileRecord(str(f["name"]), int(f["num_bytes"]), int(f["crc32"])) for f in body["files"])
             score = None if body["score"] is None else float(body["score"])
             manifest = cls(int(body["id"]), float(body["time"]), score, int(body["iteration"]), files)
         except (ValueError, KeyError, TypeError) as error:
@@ -74,9 +72,7 @@ class Manifest:
             parts = PurePosixPath(record.name).parts
             if not parts or ".." in parts or record.name.startswith("/"):
                 # these names become paths on this machine, and must not lead out of the checkpoint
-                raise damaged(
-                    path, MANIFEST_FILE, f"it names the file {record.name!r}, outside of the checkpoint"
-                )
+                raise damaged(path, MANIFEST_FILE, f"it names the file {record.name!r}, outside of the checkpoint")
         return manifest
 
 

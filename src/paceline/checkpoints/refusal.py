@@ -18,9 +18,7 @@ def refuse(value: object, path: str, remedy: str | None = None) -> CheckpointVal
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     remedy = remedy or _remedy(value, path)
-    return CheckpointValueError(
-        f"'{path}' is a {name}, which a checkpoint cannot hold: {remedy}, {_OR_FILES}"
-    )
+    return CheckpointValueError(f"'{path}' is a {name}, which a checkpoint cannot hold: {remedy}, {_OR_FILES}")
 
 
 def refuse_cycle(path: str) -> CheckpointValueError:

@@ -86,9 +86,7 @@ class CheckpointStore:
         """
         if isinstance(directory, (str, Path)):
             with self.stage(directory) as staged:
-                return self.commit(
-                    id, snapshot, score=score, iteration=iteration, directory=staged, saved_at=saved_at
-                )
+                return self.commit(id, snapshot, score=score, iteration=iteration, directory=staged, saved_at=saved_at)
         files: Sequence[SourceFile] = [*snapshot.files(), *(directory.files if directory else ())]
         records = tuple(record_of(file) for file in files)
         manifest = Manifest(id, time.time() if saved_at is None else saved_at, score, iteration, records)
@@ -153,9 +151,7 @@ def _open(path: str | Path) -> tuple[Storage, str, Manifest]:
     try:
         data = storage.read(name, MANIFEST_FILE)
     except FileNotFoundError as error:
-        raise CheckpointNotFoundError(
-            f"There is no checkpoint at {path}: {_what_is_there(path, root)}"
-        ) from error
+        raise CheckpointNotFoundError(f"There is no checkpoint at {path}: {_what_is_there(path, root)}") from error
     return storage, name, Manifest.from_bytes(data, storage.path_of(name))
 
 
@@ -181,9 +177,7 @@ def _explain_missing_files(storage: Storage, name: str) -> Iterator[None]:
                 f"{storage.path_of(name)} was deleted while it was being loaded. "
                 "To keep more checkpoints, raise num_to_keep."
             ) from error
-        raise damaged(
-            storage.path_of(name), Path(str(error.filename or error)).name, "it is missing"
-        ) from error
+        raise damaged(storage.path_of(name), Path(str(error.filename or error)).name, "it is missing") from error
 
 
 def _what_is_there(path: str | Path, root: str) -> str:

@@ -39,20 +39,14 @@ class CheckpointStrategy:
             self.checkpoint_score_order,
         )
         if keep is not None and (type(keep) is not int or keep < 0):
-            raise ArgumentError(
-                f"num_to_keep is {keep!r}: give a number from 0 on, or None to keep all checkpoints."
-            )
+            raise ArgumentError(f"num_to_keep is {keep!r}: give a number from 0 on, or None to keep all checkpoints.")
         if not isinstance(attribute, str) or not attribute:
-            raise ArgumentError(
-                f"checkpoint_score_attribute is {attribute!r}: name a value that save_checkpoint gets."
-            )
+            raise ArgumentError(f"checkpoint_score_attribute is {attribute!r}: name a value that save_checkpoint gets.")
         if order not in ("max", "min"):
             raise ArgumentError(f"checkpoint_score_order is {order!r}: give 'max' or 'min'.")
         if isinstance(self.storage_path, os.PathLike):
             object.__setattr__(self, "storage_path", os.fspath(self.storage_path))
-        if self.storage_path is not None and (
-            not isinstance(self.storage_path, str) or not self.storage_path
-        ):
+        if self.storage_path is not None and (not isinstance(self.storage_path, str) or not self.storage_path):
             raise ArgumentError(
                 f"storage_path is {self.storage_path!r}: give a path or a URL, or None for the run folder."
             )

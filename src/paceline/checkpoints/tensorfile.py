@@ -67,9 +67,7 @@ def header_bytes(entries: Mapping[str, Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def parse_header(
-    start: bytes, read: Callable[[int, int], bytes], file_bytes: int
-) -> tuple[dict[str, Entry], int]:
+def parse_header(start: bytes, read: Callable[[int, int], bytes], file_bytes: int) -> tuple[dict[str, Entry], int]:
     """The entries of a file and where its data begins. `start` is its first 8 bytes; `read(offset,
     num_bytes)` gives more.
 

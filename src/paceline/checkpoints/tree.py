@@ -127,9 +127,7 @@ class Encoder:
 
     def _block(self, tag: str, arrays: Any, value: Any, place: _Place) -> dict[str, Any]:
         if self._inside_key:
-            raise refuse(
-                value, "a dict key", "a dict finds it by identity, which no copy keeps: use another key"
-            )
+            raise refuse(value, "a dict key", "a dict finds it by identity, which no copy keeps: use another key")
         if remedy := arrays.problem(value):
             raise refuse(value, render(place), remedy)
         identity = arrays.identity(value)
@@ -149,9 +147,7 @@ class Encoder:
     def _add(self, block: Block, place: _Place) -> str:
         wanted = key = render(place)
         count = 1
-        while (
-            key in self.blocks or key == "__metadata__"
-        ):  # {"a": {"b": x}} and {"a.b": x} have one rendering
+        while key in self.blocks or key == "__metadata__":  # {"a": {"b": x}} and {"a.b": x} have one rendering
             count += 1
             key = f"{wanted}#{count}"
         self.blocks[key] = block
@@ -234,9 +230,7 @@ def _torch_arrays() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise MissingDependencyError(
-            "torch", "torch", "loading a checkpoint that holds torch tensors"
-        ) from error
+        raise MissingDependencyError("torch", "torch", "loading a checkpoint that holds torch tensors") from error
     return torch_arrays
 
 
@@ -246,9 +240,7 @@ def _datetime_node(value: datetime, place: _Place) -> dict[str, Any]:
     if zone is not None:
         node |= {"value": value.replace(tzinfo=None).isoformat(), "zone": zone}
     elif value.tzinfo is not None and type(value.tzinfo) is not timezone:
-        raise refuse(
-            value, render(place), "its time zone has no name: convert it with .astimezone(datetime.UTC)"
-        )
+        raise refuse(value, render(place), "its time zone has no name: convert it with .astimezone(datetime.UTC)")
     return node
 
 

@@ -34,10 +34,10 @@ class _Job:
 class CheckpointWriter:
     """Writes the checkpoints of one worker, one at a time, in the background. Not for use by several threads.
 
-    `first_id` is usually `store.next_id()`. `on_commit` is called in the background thread, once the
-    checkpoint is durable and older ones are pruned, and `on_failure` when it could not be written. `spare_id`
-    is never pruned: other ranks may be about to load the checkpoint from which this run goes on. An OSError is tried again, `num_attempts` times in all,
-    with `sleep` in between; then the next call of `save`, `flush` or `close` raises it as
+    `first_id` is usually `store.next_id()`. `on_commit` is called in the background thread, once the checkpoint is
+    durable and older ones are pruned, and `on_failure` when it could not be written. `spare_id` is never pruned: other
+    ranks may be about to load the checkpoint from which this run goes on. An OSError is tried again, `num_attempts`
+    times in all, with `sleep` in between; then the next call of `save`, `flush` or `close` raises it as
     CheckpointWriteError, and the writer can go on.
     """
 
@@ -85,9 +85,7 @@ class CheckpointWriter:
             snapshot = encoded.snapshot(self._buffers)
             staged = None if directory is None else self._stage(id, directory)
             job = _Job(id, snapshot, staged, score, iteration, time.time())
-            self._thread = threading.Thread(
-                target=self._work, args=(job,), name="paceline-checkpoint", daemon=True
-            )
+            self._thread = threading.Thread(target=self._work, args=(job,), name="paceline-checkpoint", daemon=True)
             self._thread.start()
         self._next_id += 1
         return id

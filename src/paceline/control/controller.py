@@ -93,7 +93,8 @@ class Controller:
 
         The first item is an empty list and says that the function has begun on all ranks.
         """
-        state, error = "STOPPED", None
+        state = "STOPPED"
+        error: BaseException | None = None
         self._open()
         try:
             while (decision := (yield from self._run_attempt())) is not None:
@@ -175,9 +176,7 @@ class Controller:
             label=f"train_func {getattr(self.plan.fn, '__name__', self.plan.fn)!r}, or its config,",
         )
         self._attempt = _Attempt(group, Gather(len(ranks)), [self._clock()] * len(ranks))
-        self.folder.set_state(
-            "RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.num_restarts
-        )
+        self.folder.set_state("RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.num_restarts)
         self.folder.record_event("attempt", number=self.num_restarts, resumes_from=_name_of(resume_from))
         group.submit(dict.fromkeys(ranks, call), {rank: self.folder.log_path(rank) for rank in ranks})
         if self._stop_requested:
@@ -258,9 +257,7 @@ class Controller:
             return False
         if attempt.trouble_at is None:
             attempt.trouble_at = self._clock()
-        return self._clock() - attempt.trouble_at >= settle_s(
-            attempt.facts, self._backend.is_broken_collective
-        )
+        return self._clock() - attempt.trouble_at >= settle_s(attempt.facts, self._backend.is_broken_collective)
 
     def _patience(self, attempt: _Attempt) -> float:
         return POLL_S if attempt.trouble_at is None else POLL_S / 10
@@ -276,7 +273,9 @@ class Controller:
         idle_s = self._clock() - attempt.progress[slowest]
         if idle_s > limit:
             path = self._dump_stacks(attempt.group)
-            reason = f"made no progress for {idle_s:.1f} s (hang_timeout_s={limit:g}); stacks of all ranks are in {path}"
+            reason = (
+                f"made no progress for {idle_s:.1f} s (hang_timeout_s={limit:g}); stacks of all ranks are in {path}"
+            )
             self.folder.record_event("hang", rank=slowest, idle_s=idle_s, stacks=path)
             attempt.facts.died.append(Died(slowest, reason))
 
@@ -302,9 +301,7 @@ class Controller:
         assert isinstance(decision, Restart)
         self._break_up(SAVE_GRACE_S)
         self.num_restarts += 1
-        logger.warning(
-            "%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.num_restarts
-        )
+        logger.warning("%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.num_restarts)
         self.folder.record_event("restart", number=self.num_restarts, reason=decision.reason)
         self._callbacks.handle_restart(self.num_restarts, decision.reason)
 

@@ -86,8 +86,8 @@ class Crew:
     def all(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `fn(wire, *args)` on every rank and wait for the values, in rank order.
 
-        When a rank raises, the others get a moment to end too; if they do not, they wait for the one that failed, and the
-        group is unfit.
+        When a rank raises, the others get a moment to end too; if they do not, they wait for the one that failed, and
+        the group is unfit.
         """
         call = Call(fn, args)
         values = self._call(dict.fromkeys(range(self.world_size), call))

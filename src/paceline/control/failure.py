@@ -50,9 +50,7 @@ def settle_s(facts: Facts, is_suspect: Callable[[Raised], bool]) -> float:
     return SETTLE_S
 
 
-def decide(
-    facts: Facts, *, is_suspect: Callable[[Raised], bool], num_restarts: int, max_retries: int
-) -> Decision:
+def decide(facts: Facts, *, is_suspect: Callable[[Raised], bool], num_restarts: int, max_retries: int) -> Decision:
     """Deaths are retried, up to `max_retries` in a run (negative: always). Exceptions are the user's: never retried.
 
     A death outranks an exception, since the other ranks' exceptions are usually its echo; a user's own exception
@@ -85,9 +83,7 @@ def as_exception(error: Raised, all_raised: Sequence[Raised] = ()) -> BaseExcept
     if exception is None:
         exception = TrainFunctionError(f"{error.type_name}: {error.message}")
     note = f"Raised in the training function on rank {error.rank}. Its traceback there:\n\n{error.traceback}"
-    others = [
-        f"rank {other.rank}: {other.type_name}: {other.message}" for other in all_raised if other is not error
-    ]
+    others = [f"rank {other.rank}: {other.type_name}: {other.message}" for other in all_raised if other is not error]
     if others:
         note += "\nOther ranks raised too: " + "; ".join(others)
     exception.add_note(note)

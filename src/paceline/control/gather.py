@@ -18,9 +18,7 @@ class Mismatch:
         ended = {rank: self.counts[rank] for rank in self.ended}
         short = min(ended.values())
         who = ", ".join(f"rank {rank} ended after {count}" for rank, count in ended.items() if count == short)
-        ahead = ", ".join(
-            f"rank {rank} has made {count}" for rank, count in enumerate(self.counts) if count > short
-        )
+        ahead = ", ".join(f"rank {rank} has made {count}" for rank, count in enumerate(self.counts) if count > short)
         return (
             f"The ranks do not report equally often: {who} report(s), while {ahead}. Every rank has to call "
             "report() the same number of times: report on all of them, not only on rank 0."

@@ -48,9 +48,7 @@ class SGDIterator:
             for _ in self:
                 pass
         if not self._finished:
-            logger.info(
-                "The run is not finished: iterate to its end first, or call get_final_results(force=True)."
-            )
+            logger.info("The run is not finished: iterate to its end first, or call get_final_results(force=True).")
         return self._controller.values
 
     def close(self) -> None:

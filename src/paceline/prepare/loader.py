@@ -138,9 +138,7 @@ class PreparedDataLoader:
         return f"{type(self).__name__}({self._loader!r}, {self.state_dict()})"
 
 
-def _reordered(
-    loader: DataLoader[Any], shard: Callable[[Any, bool], ShardSampler], rank: int
-) -> DataLoader[Any]:
+def _reordered(loader: DataLoader[Any], shard: Callable[[Any, bool], ShardSampler], rank: int) -> DataLoader[Any]:
     """A copy of the loader, with all that it has and of its own class, that reads its indices from us.
 
     Not made by its constructor: a subclass may want other arguments, and a version of torch may add some.
@@ -171,8 +169,7 @@ def _is_distributed(loader: DataLoader[Any]) -> bool:
     """By type or by the two attributes that such samplers take over from torch's."""
     samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     return any(
-        isinstance(sampler, DistributedSampler)
-        or (hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"))
+        isinstance(sampler, DistributedSampler) or (hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"))
         for sampler in samplers
     )
 

@@ -123,9 +123,7 @@ class BatchOrder(Sampler[Any]):
 
     def __len__(self) -> int:
         count = len(self.sampler)
-        return (
-            count if self._size is None else Share(0, self._size, self.sampler.share.drop_last).count(count)
-        )
+        return count if self._size is None else Share(0, self._size, self.sampler.share.drop_last).count(count)
 
     def __getattr__(self, name: str) -> Any:
         return _attribute_of("replaced", self, name)

@@ -34,9 +34,7 @@ def accelerate(*objects: Any, mixed_precision: bool | str | None = None) -> Any:
     return prepared if len(prepared) > 1 else prepared[0]
 
 
-def resolve_precision(
-    mixed_precision: bool | str, device_type: str, *, bf16_supported: bool
-) -> Precision | None:
+def resolve_precision(mixed_precision: bool | str, device_type: str, *, bf16_supported: bool) -> Precision | None:
     """Pure: what a request means on a device. The CPU computes bfloat16 only."""
     if mixed_precision is False:
         return None

@@ -54,9 +54,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what `rng_state` returned; on a CPU, a GPU's part of it is left out."""
     missing = {"python", "numpy", "torch"} - set(state)
     if missing:
-        raise ArgumentError(
-            f"this state lacks {', '.join(sorted(missing))}; expected what rng_state() returned."
-        )
+        raise ArgumentError(f"this state lacks {', '.join(sorted(missing))}; expected what rng_state() returned.")
     restore_generators({name: state[name] for name in ("python", "numpy", "torch")})
     device = get_device()
     if device.type == "cuda" and "cuda" in state:

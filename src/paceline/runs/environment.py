@@ -111,9 +111,7 @@ def _distribution(directory: str, entry: str) -> tuple[str | None, str | None]:
     if not version:  # an egg-info beside the sources does not carry the version in its name
         with suppress(Exception):
             version = metadata.Distribution.at(Path(directory, entry)).version
-    return re.sub(r"[-_.]+", "-", name).lower(), version.partition("-py")[
-        0
-    ] if kind == "egg-info" else version
+    return re.sub(r"[-_.]+", "-", name).lower(), version.partition("-py")[0] if kind == "egg-info" else version
 
 
 def _find_repository() -> Repository | None:

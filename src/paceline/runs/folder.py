@@ -75,9 +75,7 @@ class RunFolder:
 
     def record_environment(self) -> None:
         """Writes environment.json and code.diff in the background; `close` waits for it."""
-        self._environment = threading.Thread(
-            target=self._write_environment, name="paceline-environment", daemon=True
-        )
+        self._environment = threading.Thread(target=self._write_environment, name="paceline-environment", daemon=True)
         self._environment.start()
 
     def _write_environment(self) -> None:
@@ -95,9 +93,7 @@ class RunFolder:
         if state.is_final:
             self.flush()
             for lines in (self._metrics, self._events):
-                with suppress(
-                    OSError
-                ):  # some storage cannot; the lines are with the kernel, which is all we need
+                with suppress(OSError):  # some storage cannot; the lines are with the kernel, which is all we need
                     lines.sync()
         with self._tolerate_refusal(self._status.path):
             self._status.set(state, reason, fields)

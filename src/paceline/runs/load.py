@@ -41,9 +41,7 @@ def load_run(path: str | os.PathLike[str], *, clock: Callable[[], float] = time.
     return Run(newest, clock)
 
 
-def list_runs(
-    path: str | os.PathLike[str] | None = None, *, clock: Callable[[], float] = time.time
-) -> "list[Run]":
+def list_runs(path: str | os.PathLike[str] | None = None, *, clock: Callable[[], float] = time.time) -> "list[Run]":
     """Every run in or below a folder (None: the results folder), newest first, damaged ones too."""
     root = results_dir() if path is None else Path(path).expanduser().absolute()
     runs = [Run(run_dir, clock) for run_dir in _find_run_dirs(root, _MAX_SEARCH_DEPTH)]
@@ -199,9 +197,7 @@ def _short(value: Any) -> str:
 
 def _is_run_dir(path: Path) -> bool:
     """By name, or by content for a run folder that was renamed."""
-    is_run = run_number(path.name) is not None or any(
-        (path / f).is_file() for f in ("run.json", "status.json")
-    )
+    is_run = run_number(path.name) is not None or any((path / f).is_file() for f in ("run.json", "status.json"))
     return is_run and path.is_dir()
 
 
@@ -221,9 +217,7 @@ def _subdirs(path: Path) -> list[Path]:
     """Without hidden ones and links, which may lead anywhere; none for what cannot be read."""
     try:
         with os.scandir(path) as entries:
-            names = [
-                e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)
-            ]
+            names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return [path / name for name in sorted(names)]

@@ -84,9 +84,7 @@ def _locate(logdir: str | os.PathLike[str]) -> Path:
         )
     text = os.fspath(logdir)
     if not text.strip():
-        raise ArgumentError(
-            "logdir is empty. Give the path of a folder, or None for a new one named by the time."
-        )
+        raise ArgumentError("logdir is empty. Give the path of a folder, or None for a new one named by the time.")
     if "://" in text:
         raise ArgumentError(
             f"logdir must be a local folder, got the URL {text!r}. A run writes its logs locally; to keep "

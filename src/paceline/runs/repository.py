@@ -45,9 +45,7 @@ def describe_repository(
     except (OSError, subprocess.SubprocessError):
         return None
     entries = status.decode(errors="replace").split("\0")
-    headers = dict(
-        entry[2:].split(" ", 1) for entry in entries if entry.startswith("# ") and " " in entry[2:]
-    )
+    headers = dict(entry[2:].split(" ", 1) for entry in entries if entry.startswith("# ") and " " in entry[2:])
     commit = _unless(headers.get("branch.oid"), "(initial)")
     untracked = [entry[2:] for entry in entries if entry.startswith("? ")]
     diff, is_cut = _diff(root, deadline, commit, max_diff_bytes)
@@ -74,9 +72,7 @@ def _diff(root: str, deadline: float, commit: str | None, max_bytes: int) -> tup
         return f"# the diff could not be read: {error}\n", True
     if len(data) <= max_bytes:
         return data.decode(errors="replace"), False
-    return data[:max_bytes].decode(
-        errors="replace"
-    ) + f"\n# cut here: only {max_bytes} bytes are kept\n", True
+    return data[:max_bytes].decode(errors="replace") + f"\n# cut here: only {max_bytes} bytes are kept\n", True
 
 
 def _untracked_comment(names: list[str]) -> str:

@@ -1,5 +1,5 @@
-"""For tests of code that uses or extends Paceline: a session without a driver, worker groups that fail on command, and a
-model with known losses."""
+"""For tests of code that uses or extends Paceline: a session without a driver, worker groups that fail on command,
+and a model with known losses."""
 
 from paceline.testing.known_model import KnownModel
 from paceline.testing.scripted import ScriptedEngine, dies, raises, reports, returns

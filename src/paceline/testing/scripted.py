@@ -7,6 +7,7 @@ Trainer(engine=engine, backend=BackendConfig(), num_workers=2).run(lambda: None)
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ def reports(num_reports: int, start: int = 1, **metrics: Any) -> Iterator[Line]:
     """Reports numbered from `start`, as `report(**metrics)` makes them."""
     for iteration in range(start, start + num_reports):
         stamped = {**metrics, "_timestamp": 0, "_time_this_iter_s": 0.0, "_training_iteration": iteration}
-        yield lambda rank, stamped=stamped: Sent(rank, "report", dict(stamped))
+        yield partial(_sent, stamped)
+
+
+def _sent(report: dict[str, Any], rank: int) -> Event:
+    return Sent(rank, "report", dict(report))
 
 
 def returns(value: Any = None) -> Line:

@@ -29,9 +29,7 @@ class RecordingWire:
 
 
 @contextmanager
-def as_worker(
-    place: Place | None = None, checkpoint: dict[str, Any] | None = None
-) -> Iterator[RecordingWire]:
+def as_worker(place: Place | None = None, checkpoint: dict[str, Any] | None = None) -> Iterator[RecordingWire]:
     """Inside the block, this process is a worker at that place; its checkpoints stay in memory.
 
     >>> with as_worker(Place(world_rank=1, world_size=2)) as wire:

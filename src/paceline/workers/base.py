@@ -113,9 +113,9 @@ class Call:
             return parcel.dumps((self.fn, self.args))
         except Exception as error:
             raise ArgumentTypeError(
-                f"{self.label} cannot be pickled for the trip to the workers ({type(error).__name__}: {error}). Look for "
-                "an open file, a lock, a connection or a generator among its arguments and the variables it refers to, "
-                "and create that inside the function instead."
+                f"{self.label} cannot be pickled for the trip to the workers ({type(error).__name__}: {error}). Look "
+                "for an open file, a lock, a connection or a generator among its arguments and the variables it refers "
+                "to, and create that inside the function instead."
             ) from error
 
 

@@ -11,7 +11,7 @@ from paceline.errors import ResourcesError
 
 @dataclass(frozen=True)
 class GpuShare:
-    """The GPUs of one worker. Every worker sees `visible`; its own are `ids`, and `index` is the first of them there."""
+    """The GPUs of one worker. All workers see `visible`; its own are `ids`, and `index` is the first of them there."""
 
     ids: tuple[str, ...]
     visible: tuple[str, ...]
@@ -23,9 +23,7 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def gpu_ids(
-    environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc/driver/nvidia/gpus")
-) -> list[str]:
+def gpu_ids(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
     """The GPUs this process may use: CUDA_VISIBLE_DEVICES if it is set, else all that the driver lists."""
     if "CUDA_VISIBLE_DEVICES" in environ:
         return [gpu for gpu in environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu.strip() not in ("", "-1")]

@@ -94,9 +94,7 @@ class LocalGroup:
         finally:
             for line in lines:
                 line.close_worker_end()
-        self._workers = [
-            _Worker(spec, pid, line, nursery) for spec, pid, line in zip(specs, pids, lines, strict=True)
-        ]
+        self._workers = [_Worker(spec, pid, line, nursery) for spec, pid, line in zip(specs, pids, lines, strict=True)]
         self.infos = [
             WorkerInfo(worker.place, worker.pid, socket.gethostname(), share.ids if share else ())
             for worker, share in zip(self._workers, shares, strict=True)
@@ -107,9 +105,7 @@ class LocalGroup:
             self._selector.register(worker.pidfd, selectors.EVENT_READ)
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
-        packed = {
-            rank: call.packed for rank, call in calls.items()
-        }  # fails, if it must, before any rank begins
+        packed = {rank: call.packed for rank, call in calls.items()}  # fails, if it must, before any rank begins
         for rank, payload in packed.items():
             self._workers[rank].begin(payload, logs[rank] if logs else None)
 
@@ -136,9 +132,7 @@ class LocalGroup:
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         if not self._workers:
             raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
-        return collect_stacks(
-            {worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s
-        )
+        return collect_stacks({worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s)
 
     def healthy(self) -> bool:
         return bool(self._workers) and all(worker.is_idle() for worker in self._workers)
@@ -163,9 +157,7 @@ class LocalGroup:
                 f"resources_per_worker names {', '.join(sorted(self._resources.custom))}; the local engine counts CPU "
                 "and GPU only. Leave them out here."
             )
-        shares = share_gpus(
-            self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else []
-        )
+        shares = share_gpus(self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
         self._scratch = Path(tempfile.mkdtemp(prefix="paceline_"))
         specs = [self._spec(rank, share, self._scratch) for rank, share in enumerate(shares)]
         return specs, shares
@@ -189,9 +181,7 @@ def worker_environ(place: Place, share: GpuShare | None, threads: int) -> dict[s
     environ = dict(os.environ)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environ.setdefault(name, str(threads))
-    environ.setdefault(
-        "GLOO_SOCKET_IFNAME", "lo"
-    )  # all ranks are here: a name lookup or a VPN must not matter
+    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here: a name lookup or a VPN must not matter
     environ.update(
         RANK=str(place.world_rank),
         LOCAL_RANK=str(place.local_rank),
@@ -258,9 +248,7 @@ class _Worker:
         """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
         death of the process comes after everything it sent."""
         messages = [pickle.loads(body) for body in self.line.messages.bodies()]
-        events: list[Event] = [
-            Sent(self.rank, "report", pickle.loads(body)) for body in self.line.reports.bodies()
-        ]
+        events: list[Event] = [Sent(self.rank, "report", pickle.loads(body)) for body in self.line.reports.bodies()]
         events.extend(self._event(kind, value) for kind, value in messages)
         if is_gone:
             self.alive = False
@@ -323,11 +311,10 @@ def _unpacked(rank: int, payload: bytes) -> Event:
     except Exception as error:
         message = (
             f"The function ended on rank {rank}, but the driver cannot unpickle the value it returned "
-            f"({type(error).__name__}: {error}). Return plain values, or define the class where the driver can import it."
+            f"({type(error).__name__}: {error}). Return plain values, or define the class where the driver can import "
+            "it."
         )
-        return Raised(
-            rank, type(error).__qualname__, message, traceback.format_exc(), TrainFunctionError(message)
-        )
+        return Raised(rank, type(error).__qualname__, message, traceback.format_exc(), TrainFunctionError(message))
 
 
 class _LogTail:

@@ -1,7 +1,7 @@
 """The driver's handle on the nursery: a process with the framework imported, from which workers are forked.
 
-Starting a process and importing torch takes seconds, forking one that has it takes milliseconds. A nursery is started in
-the background as soon as a Trainer exists, and serves every Trainer of this process that wants the same imports.
+Starting a process and importing torch takes seconds, forking one that has it takes milliseconds. A nursery is started
+in the background as soon as a Trainer exists, and serves every Trainer of this process that wants the same imports.
 """
 
 import atexit

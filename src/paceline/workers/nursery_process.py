@@ -26,9 +26,7 @@ def main(fd: int, preload: list[str]) -> None:
     )  # until a worker has set up its answer, it must not die of the question
     gc.disable()  # the collector would walk every half-imported module again and again
     for module in preload:
-        with contextlib.suppress(
-            ImportError
-        ):  # whoever needs it gets the error, in a worker, with a traceback
+        with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a worker, with a traceback
             importlib.import_module(module)
         if _driver_is_gone(control):
             os._exit(0)

@@ -35,9 +35,7 @@ def worker_main(sock: socket.socket, report_fd: int, spec: dict[str, Any]) -> No
     _leave_the_nursery(spec)
     wire = ProcessWire(sock, report_fd, spec["place"])
     commands: queue.SimpleQueue[tuple[bytes, str | None] | None] = queue.SimpleQueue()
-    threading.Thread(
-        target=_read_commands, args=(wire, commands), name="paceline-reader", daemon=True
-    ).start()
+    threading.Thread(target=_read_commands, args=(wire, commands), name="paceline-reader", daemon=True).start()
     while (command := commands.get()) is not None:
         payload, log_path = command
         if log_path is not None:

@@ -1,0 +1,143 @@
+"""The shape of the house: which way imports point, what they cost, and what users find."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+SRC = Path(paceline.__file__).parent
+
+# Each part of the package may import from itself and from parts on a lower floor.
+FLOORS = [
+    {"testing", "__init__"},
+    {"trainer"},
+    {"control", "prepare", "worker_table"},
+    {"session"},
+    {"backends", "callbacks", "runs"},
+    {"checkpoints"},
+    {"workers"},
+    {"errors", "json_text"},
+]
+FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in parts}
+
+# A third party is imported in the modules named here and nowhere else.
+HOMES = {
+    "torch": {"backends/torch", "checkpoints/torch_arrays", "prepare/", "callbacks/"},
+    "numpy": {"checkpoints/numpy_arrays", "checkpoints/torch_arrays", "callbacks/", "prepare/"},
+    "pandas": {"runs/pandas_frame"},
+    "fsspec": {"checkpoints/fsspec_storage"},
+    "tensorboardX": {"callbacks/tensorboard_logger"},
+    "mlflow": {"callbacks/mlflow_logger"},
+    "wandb": {"callbacks/wandb_logger"},
+    "IPython": {"callbacks/progress"},
+    "rich": {"callbacks/", "trainer", "worker_table"},
+    "ray": set(),
+    "tensorflow": set(),
+}
+
+
+def modules():
+    return sorted(SRC.rglob("*.py"))
+
+
+def name_of(path):
+    return str(path.relative_to(SRC).with_suffix(""))
+
+
+def imported(path):
+    """The modules that a file imports, anywhere in it, except for type checking only."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    typing_only = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    skipped = {id(inner) for node in typing_only for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_point_down(path):
+    part = name_of(path).split("/")[0]
+    for module in imported(path):
+        names = module.split(".")
+        if names[0] != "paceline" or len(names) < 2 or names[1] not in FLOOR_OF or names[1] == part:
+            continue
+        assert FLOOR_OF[names[1]] > FLOOR_OF[part], f"{name_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_third_parties_stay_in_their_modules(path):
+    for module in imported(path):
+        homes = HOMES.get(module.split(".")[0])
+        assert homes is None or any(name_of(path).startswith(home) for home in homes), (
+            f"{name_of(path)} imports {module}"
+        )
+
+
+def test_every_part_has_a_floor():
+    parts = {name_of(path).split("/")[0] for path in modules()}
+    assert parts == set(FLOOR_OF)
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("module", ["torch", "ray", "pandas", "fsspec", "matplotlib", "rich", "numpy"])
+def test_import_paceline_loads_nothing_heavy(module):
+    assert module not in run("import paceline, sys; print(*sys.modules)")
+
+
+@pytest.mark.parametrize("module", ["torch", "ray", "pandas", "fsspec"])
+def test_a_trainer_needs_no_framework_in_the_driver(module):
+    code = (
+        "import paceline, sys; from paceline import BackendConfig, Trainer\n"
+        "with Trainer(backend=BackendConfig(), num_workers=1) as t: t.run(lambda: paceline.report(x=1))\n"
+        "print(*sys.modules)"
+    )
+    assert module not in run(code)
+
+
+def test_public_names_are_sorted_and_all_there():
+    assert paceline.__all__ == sorted(paceline.__all__)
+    assert set(paceline.__all__) == {*paceline._HOME_OF, "__version__"}
+    for name in paceline.__all__:
+        assert getattr(paceline, name) is not None
+    assert dir(paceline) == paceline.__all__
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        _ = paceline.Trainr
+
+
+def test_names_for_type_checkers_are_the_same():
+    tree = ast.parse((SRC / "__init__.py").read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    names = {alias.asname or alias.name for node in block.body for alias in node.names}
+    assert names == set(paceline._HOME_OF)
+
+
+def test_errors_are_all_in_the_drawn_tree_and_travel():
+    import pickle
+
+    from paceline import errors
+
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    for cls in classes:
+        assert issubclass(cls, errors.PacelineError)
+        assert cls.__name__ in errors.__doc__
+        error = cls("a", "b") if cls is errors.MissingDependencyError else cls("a")
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy)) == (cls, str(error))
