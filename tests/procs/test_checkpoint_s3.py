@@ -13,6 +13,7 @@ import fsspec.asyn
 import pytest
 import torch
 
+import paceline
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter, load, snapshot
 from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
 
@@ -190,3 +191,29 @@ def test_unreachable_server_is_an_os_error():
         probe.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
         assert python(code, AWS_ENDPOINT_URL=closed, AWS_MAX_ATTEMPTS="1") == "OSError\n"
+
+
+def test_a_run_saves_to_a_bucket_recovers_from_it_and_another_run_resumes(bucket):
+    def train(config):
+        checkpoint = paceline.load_checkpoint() or {"step": 0, "weights": torch.zeros(2)}
+        is_first_attempt = checkpoint["step"] == 0
+        weights = checkpoint["weights"]
+        for step in range(checkpoint["step"] + 1, config["num_steps"] + 1):
+            weights = weights + step
+            paceline.save_checkpoint(step=step, weights=weights)
+            if is_first_attempt and step == config.get("kill_at"):
+                paceline.load_checkpoint()
+                os.kill(os.getpid(), 9)
+        return weights.tolist()
+
+    strategy = CheckpointStrategy(num_to_keep=2, storage_path=f"s3://{bucket}/models")
+    with paceline.Trainer(num_workers=2) as trainer:
+        killed = trainer.run(train, {"num_steps": 4, "kill_at": 2}, checkpoint_strategy=strategy)
+        assert killed == [[10.0, 10.0]] * 2
+        path = trainer.latest_checkpoint_path
+        assert path.startswith(f"s3://{bucket}/models/{trainer.logdir.name}/run_001/checkpoint_")
+        assert trainer.latest_checkpoint["step"] == 4
+        infos = paceline.load_run(trainer.latest_run_dir).checkpoints
+        assert [info.id for info in infos][-2:] == [infos[-1].id - 1, infos[-1].id]
+        resumed = trainer.run(train, {"num_steps": 6}, checkpoint=path, checkpoint_strategy=strategy)
+        assert resumed == [[21.0, 21.0]] * 2

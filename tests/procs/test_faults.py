@@ -416,3 +416,28 @@ def test_disk_full_while_saving():
             trainer.run(train_func)
         assert trainer.latest_checkpoint == {"epoch": 1}, "what was committed is safe"
         assert [path.name for path in trainer.latest_checkpoint_dir.iterdir()] == ["checkpoint_000001"]
+
+
+def test_checkpoint_that_is_being_written_when_a_worker_dies_is_finished(warm):
+    def train_func():
+        checkpoint = paceline.load_checkpoint()
+        if checkpoint is not None:
+            return checkpoint["step"]
+        paceline.save_checkpoint(step=7, weights=torch.zeros(10_000_000))
+        torch.distributed.barrier()
+        if paceline.world_rank() == 1:
+            kill_self()
+        torch.distributed.barrier()
+        return None
+
+    assert warm.run(train_func) == [7, 7]
+
+
+def test_checkpoint_that_is_being_written_when_the_function_raises_is_finished(warm):
+    def train_func():
+        paceline.save_checkpoint(step=7, weights=torch.zeros(10_000_000))
+        raise ValueError("too bad")
+
+    with pytest.raises(ValueError, match="too bad"):
+        warm.run(train_func)
+    assert warm.latest_checkpoint["step"] == 7

@@ -108,3 +108,9 @@ def test_best_ones_and_the_latest_are_kept():
 def test_nothing_to_delete(num_to_keep):
     assert to_delete(infos(1.0, 2.0, 3.0), by_loss(num_to_keep=num_to_keep)) == []
     assert to_delete([], by_loss(num_to_keep=num_to_keep)) == []
+
+
+def test_spared_checkpoint_is_kept_though_it_is_neither_best_nor_latest():
+    strategy = by_loss(num_to_keep=1)
+    assert ids(to_delete(infos(1.0, 9.0, 2.0, 3.0), strategy)) == [3, 1]
+    assert ids(to_delete(infos(1.0, 9.0, 2.0, 3.0), strategy, spare_id=1)) == [3]
