@@ -8,7 +8,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constr
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo      ## train a real classifier with 2 workers, show a table and the curves
-	$(PY) examples/digits.py
+	PACELINE_PROGRESS=1 $(PY) examples/digits.py
 
 test: $(VENV)/.test      ## the whole test suite
 	$(PY) -m pytest

@@ -49,7 +49,7 @@ _TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"}
 
 PACELINE = System("Paceline", "paceline", "with_paceline.py")
 TORCHRUN = Torchrun("torchrun", "torch", "with_torchrun.py")
-TORCHRUN_RESTARTING = Torchrun("torchrun", "torch", "with_torchrun.py", ("--max-restarts", "1"))
+TORCHRUN_RESTARTING = Torchrun("torchrun", "torch", "with_torchrun.py", _RESTARTING, _OWN_STORE)
 ACCELERATE = System("Accelerate", "accelerate", "with_accelerate.py")
 FABRIC_SPAWN = System("Fabric ddp_spawn", "lightning", "with_fabric.py", ("ddp_spawn",))
 FABRIC_FORK = System("Fabric ddp_fork", "lightning", "with_fabric.py", ("ddp_fork",))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 NUM_WORKERS = 2
-_NUM_FEATURES, _NUM_HIDDEN, _NUM_CLASSES, _BATCH_SIZE = 256, 512, 10, 64
+_NUM_FEATURES, _NUM_HIDDEN, _NUM_CLASSES, _BATCH_SIZE = 256, 512, 10, 32
 
 
 class Training:

@@ -4,6 +4,7 @@ python examples/digits.py [--workers 2] [--epochs 12] [--results demo_results]
 """
 
 import argparse
+import os
 
 import torch
 from sklearn.datasets import load_digits
@@ -83,8 +84,6 @@ def main():
 
     strategy = paceline.CheckpointStrategy(num_to_keep=2, checkpoint_score_attribute="accuracy")
     config = {"lr": 0.003, "batch_size": 32, "epochs": args.epochs}
-    import os
-
     with Trainer(backend="torch", num_workers=args.workers, logdir=os.path.abspath(args.results)) as trainer:
         print(trainer)
         accuracies = trainer.run(train_digits, config, checkpoint_strategy=strategy)

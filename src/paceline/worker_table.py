@@ -1,6 +1,7 @@
 """The table that `print(trainer)` shows: who the workers are, where they run and what they use."""
 
 import psutil
+from rich.console import Group
 from rich.table import Table
 
 from paceline.backends.base import BackendConfig
@@ -10,18 +11,16 @@ from paceline.workers.devices import num_threads
 
 def worker_table(
     engine: Engine, backend: BackendConfig, world_size: int, resources: Resources, group: WorkerGroup | None
-) -> Table:
+) -> Group:
     state = "running" if group is not None else "not started"
-    table = Table(
-        title=f"{world_size} workers · backend {backend.name} · engine {engine.name} ({engine.describe()}) · {state}",
-        title_justify="left",
-    )
+    title = f"{world_size} workers · backend {backend.name} · engine {engine.name} ({engine.describe()}) · {state}"
+    table = Table()
     for column in ("rank", "host", "pid", "device", "CPUs", "CPU %", "memory"):
         table.add_column(column, justify="left" if column in ("host", "device") else "right")
     for rank in range(world_size):
         info = group.infos[rank] if group is not None else None
         table.add_row(str(rank), *_row(info, world_size, resources))
-    return table
+    return Group(title, table)
 
 
 def _row(info: WorkerInfo | None, world_size: int, resources: Resources) -> list[str]:

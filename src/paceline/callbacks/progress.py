@@ -105,6 +105,8 @@ class _TerminalScreen:
 
     def close(self) -> None:
         self._live.stop()
+        if not self._live.console.is_terminal:  # rich ends the line in a terminal only
+            self._live.console.line()
 
 
 class _NotebookScreen:

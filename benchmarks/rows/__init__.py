@@ -1,0 +1,36 @@
+"""One module for each benchmark: `measure(effort, say)` returns its rows of the table."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from benchmarks.figures import Row
+from benchmarks.rounds import Effort
+
+Say = Callable[[str], None]
+"""Tells whoever waits what is being done."""
+
+MODULES = {
+    "cold": "cold_script",
+    "group": "new_group",
+    "run": "second_run",
+    "report": "reports",
+    "loop": "loop_speed",
+    "recovery": "recovery",
+    "checkpoint": "checkpoint_stall",
+    "import": "import_time",
+    "controller": "controller",
+}
+
+
+class Benchmark:
+    def __init__(self, name: str):
+        self.name = name
+        self._module = import_module(f"benchmarks.rows.{MODULES[name]}")
+
+    @property
+    def summary(self) -> str:
+        return (self._module.__doc__ or "").strip().splitlines()[0]
+
+    def measure(self, effort: Effort, say: Say) -> list[Row]:
+        rows: list[Row] = self._module.measure(effort, say)
+        return rows
