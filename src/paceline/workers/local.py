@@ -15,34 +15,31 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ResourcesError, StackDumpError, TrainFunctionError, WorkerStartError
-from paceline.workers import parcel
+from paceline.errors import ResourcesError, StackDumpError, WorkerStartError
+from paceline.workers import outcome
 from paceline.workers.base import (
     Call,
     Died,
     Event,
     Place,
     Printed,
-    Raised,
     Resources,
-    Returned,
     Sent,
     WorkerInfo,
 )
 from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, share_gpus
 from paceline.workers.framing import FrameReader, send_message
 from paceline.workers.nursery import Nursery, shared_nursery
+from paceline.workers.output import LogTail
 from paceline.workers.stacks import collect_stacks
 
 BATCH_S = 0.02
 """How long reports may gather before the driver takes them."""
 
-_LOG_CHUNK_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20
 
 
@@ -232,13 +229,13 @@ class _Worker:
         self.alive = True
         self._busy = False
         self._nursery = nursery
-        self._log = _LogTail(Path(spec["log_path"]))
-        self._old_log: _LogTail | None = None
+        self._log = LogTail(Path(spec["log_path"]))
+        self._old_log: LogTail | None = None
 
     def begin(self, payload: bytes, log_path: Path | None) -> None:
         self._busy = True
         if log_path is not None and log_path != self._log.path:
-            self._old_log, self._log = self._log, _LogTail(log_path, at_end=True)
+            self._old_log, self._log = self._log, LogTail(log_path, at_end=True)
         self.line.sock.setblocking(True)
         with contextlib.suppress(OSError):  # a dead worker is reported by poll
             send_message(self.line.sock, ("call", payload, str(log_path) if log_path else None))
@@ -258,11 +255,10 @@ class _Worker:
     def _event(self, kind: str, value: Any) -> Event:
         if kind == "returned":
             self._busy = False
-            return _unpacked(self.rank, value)
+            return outcome.returned(self.rank, value)
         if kind == "raised":
             self._busy = False
-            type_name, message, text, packed = value
-            return Raised(self.rank, type_name, message, text, parcel.loads(packed) if packed else None)
+            return outcome.raised(self.rank, value)
         return Sent(self.rank, kind, value)
 
     def printed(self) -> list[str]:
@@ -303,48 +299,6 @@ class _Worker:
             hint = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
             return f"was killed by {signal.Signals(number).name}{hint}"
         return f"ended itself with exit code {os.WEXITSTATUS(status)} (sys.exit or os._exit)"
-
-
-def _unpacked(rank: int, payload: bytes) -> Event:
-    try:
-        return Returned(rank, parcel.loads(payload))
-    except Exception as error:
-        message = (
-            f"The function ended on rank {rank}, but the driver cannot unpickle the value it returned "
-            f"({type(error).__name__}: {error}). Return plain values, or define the class where the driver can import "
-            "it."
-        )
-        return Raised(rank, type(error).__qualname__, message, traceback.format_exc(), TrainFunctionError(message))
-
-
-class _LogTail:
-    """New text at the end of a file that a worker writes."""
-
-    def __init__(self, path: Path, at_end: bool = False):
-        self.path = path
-        self._fd: int | None = None
-        self._rest = b""
-        self._skip = path.stat().st_size if at_end and path.exists() else 0
-
-    def read(self) -> str:
-        """Whole lines that were added since the last call, and an unfinished one once the file is long enough."""
-        if self._fd is None:
-            try:
-                self._fd = os.open(self.path, os.O_RDONLY)
-            except OSError:
-                return ""
-            os.lseek(self._fd, self._skip, os.SEEK_SET)
-        data = self._rest
-        while chunk := os.read(self._fd, _LOG_CHUNK_BYTES):
-            data += chunk
-        cut = data.rfind(b"\n") + 1 if len(data) < _LOG_CHUNK_BYTES else len(data)
-        self._rest = data[cut:]
-        return data[:cut].decode("utf-8", errors="replace")
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
 
 def _has_ended(pidfd: int) -> bool:

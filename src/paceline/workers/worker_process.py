@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import io
 import os
 import queue
 import random
@@ -20,13 +19,13 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from typing import Any
 
-from paceline.errors import TrainFunctionError
 from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.framing import framed, recv_message, send_message
+from paceline.workers.outcome import describe_error, pack_value
+from paceline.workers.output import flush_output, redirect_output
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,9 +38,9 @@ def worker_main(sock: socket.socket, report_fd: int, spec: dict[str, Any]) -> No
     while (command := commands.get()) is not None:
         payload, log_path = command
         if log_path is not None:
-            _redirect_output(log_path)
+            redirect_output(log_path)
         _answer(wire, payload)
-        _flush_output()
+        flush_output()
         gc.collect()  # a DDP model in a reference cycle must not outlive its process group
     os._exit(0)
 
@@ -87,9 +86,9 @@ def _read_commands(wire: ProcessWire, commands: "queue.SimpleQueue[tuple[bytes, 
 def _answer(wire: ProcessWire, payload: bytes) -> None:
     try:
         fn, args = parcel.loads(payload)
-        value = _pack_value(fn(wire, *args))
+        value = pack_value(fn(wire, *args))
     except SystemExit as leave:
-        _flush_output()
+        flush_output()
         code = leave.code
         os._exit(code if isinstance(code, int) else int(code is not None))
     except BaseException as error:
@@ -97,28 +96,6 @@ def _answer(wire: ProcessWire, payload: bytes) -> None:
         del error
     else:
         wire.send("returned", value)
-
-
-def _pack_value(value: Any) -> bytes:
-    try:
-        return parcel.dumps(value)
-    except Exception as error:
-        raise TrainFunctionError(
-            f"The function returned a {type(value).__qualname__} that cannot be pickled for the trip to the driver"
-            f" ({type(error).__name__}: {error}). Return plain values, tensors or state dicts."
-        ) from error
-
-
-def describe_error(error: BaseException) -> tuple[str, str, str, bytes | None]:
-    """What a Raised event needs. An exception that does not survive pickling goes home as text alone."""
-    text = "".join(traceback.format_exception(error))
-    error.__traceback__ = None
-    try:
-        packed = parcel.dumps(error)
-        parcel.loads(packed)
-    except Exception:
-        packed = None
-    return type(error).__qualname__, str(error), text, packed
 
 
 def _leave_the_nursery(spec: dict[str, Any]) -> None:
@@ -136,7 +113,7 @@ def _leave_the_nursery(spec: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
     _draw_new_seeds()
-    _redirect_output(spec["log_path"])
+    redirect_output(spec["log_path"])
     stacks = os.open(spec["stacks_path"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     faulthandler.enable(file=2)
@@ -149,35 +126,3 @@ def _draw_new_seeds() -> None:
     for library in ("numpy.random", "torch"):
         if library in sys.modules:
             sys.modules[library].seed()
-
-
-class _LogFile(io.FileIO):
-    """A log that never takes the training down: a full disk costs the line, not the run."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
-
-
-def _redirect_output(path: str) -> None:
-    """Send this process's output, also that of C code and of its children, to the file."""
-    _flush_output()
-    try:
-        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
-    except OSError:
-        return
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        raw = io.BufferedWriter(_LogFile(number, "w", closefd=False))
-        stream = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        setattr(sys, name, stream)
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()

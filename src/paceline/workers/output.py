@@ -1,0 +1,72 @@
+"""A worker's output: into a file, from where the driver reads what is new."""
+
+import contextlib
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_CHUNK_BYTES = 1 << 16
+
+
+def redirect_output(path: str) -> None:
+    """Send this process's output, also that of C code and of its children, to the file."""
+    flush_output()
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    except OSError:
+        return
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(_LogFile(number, "w", closefd=False))
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        setattr(sys, name, stream)
+
+
+class _LogFile(io.FileIO):
+    """A log that never takes the training down: a full disk costs the line, not the run."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+class LogTail:
+    """New text at the end of a file that a worker writes."""
+
+    def __init__(self, path: Path, at_end: bool = False):
+        self.path = path
+        self._fd: int | None = None
+        self._rest = b""
+        self._skip = path.stat().st_size if at_end and path.exists() else 0
+
+    def read(self) -> str:
+        """Whole lines that were added since the last call, and an unfinished one once the file is long enough."""
+        if self._fd is None:
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY)
+            except OSError:
+                return ""
+            os.lseek(self._fd, self._skip, os.SEEK_SET)
+        data = self._rest
+        while chunk := os.read(self._fd, _CHUNK_BYTES):
+            data += chunk
+        cut = data.rfind(b"\n") + 1 if len(data) < _CHUNK_BYTES else len(data)
+        self._rest = data[cut:]
+        return data[:cut].decode("utf-8", errors="replace")
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
