@@ -6,5 +6,5 @@
     rows/                   one module for each line of the table
     figures, tables         the outcome as values, and how it is shown
 
-The process that leads the benchmarks imports neither torch nor Paceline: whatever is timed happens in processes of its own.
+The process that leads imports neither torch nor Paceline: whatever is timed happens in processes of its own.
 """

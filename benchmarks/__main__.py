@@ -6,20 +6,21 @@ goes to the terminal and, with all samples, to a folder. Leave the machine alone
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
+from rich.status import Status
 
 from benchmarks.figures import Row, failed_row
 from benchmarks.machine import describe_machine
-from benchmarks.rounds import FULL, QUICK, Effort
+from benchmarks.rounds import FULL, QUICK
 from benchmarks.rows import MODULES, Benchmark
 from benchmarks.tables import print_table, save
 
 RESULTS_DIR = Path(__file__).parent / "results"
 EXAMPLES = """examples:
-  python -m benchmarks                            everything, about 20 minutes
+  python -m benchmarks                            everything, about half an hour
   python -m benchmarks --quick                    everything once: does it work? The figures mean little
   python -m benchmarks --only report,recovery     two of them
   python -m benchmarks --list                     what there is
@@ -28,20 +29,21 @@ EXAMPLES = """examples:
 
 def main() -> int:
     args = _parser().parse_args()
-    console = Console()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if args.list:
         for name in MODULES:
-            console.print(f"{name:<12}{Benchmark(name).summary}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{name:<12}{Benchmark(name).summary}")
         return 0
+    is_whole = args.only == list(MODULES) and not args.quick
+    stem = "benchmarks" if is_whole else "partial"
+    args.out.mkdir(parents=True, exist_ok=True)
     facts = describe_machine()
     for name, value in facts.items():
-        console.print(f"{name:<15}{value}", markup=False, highlight=False, soft_wrap=True)
-    rows = _measure(args.only, QUICK if args.quick else FULL, console)
-    print_table(console, rows)
-    is_whole = list(args.only) == list(MODULES) and not args.quick
-    title = "Benchmarks" if is_whole else f"Benchmarks: {', '.join(args.only)}{', one quick round' if args.quick else ''}"
-    for path in save(args.out, "benchmarks" if is_whole else "partial", rows, facts, title):
-        console.print(f"saved {path}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name:<15}{value}")
+    rows = [row for name in args.only for row in _measure(name, args, stem, console)]
+    print_table(rows)
+    for path in save(args.out, stem, rows, facts, _title(args)):
+        console.print(f"saved {path}")
     return int(any(row.ours.value is None for row in rows))
 
 
@@ -52,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", type=_names, default=list(MODULES), metavar="A,B", help=f"some of: {', '.join(MODULES)}")
+    parser.add_argument(
+        "--only", type=_names, default=list(MODULES), metavar="A,B", help=f"some of: {', '.join(MODULES)}"
+    )
     parser.add_argument("--quick", action="store_true", help="one round each")
     parser.add_argument("--list", action="store_true", help="say what each benchmark measures, and end")
     parser.add_argument("--out", type=Path, default=RESULTS_DIR, help="folder for the results (default: %(default)s)")
@@ -67,23 +71,36 @@ def _names(text: str) -> list[str]:
     return [name for name in MODULES if name in asked]
 
 
-def _measure(names: Sequence[str], effort: Effort, console: Console) -> list[Row]:
+def _title(args: argparse.Namespace) -> str:
+    parts = [] if args.only == list(MODULES) else [", ".join(args.only)]
+    return ": ".join(["Benchmarks", *parts]) + (" (one quick round)" if args.quick else "")
+
+
+def _measure(name: str, args: argparse.Namespace, stem: str, console: Console) -> list[Row]:
     """A benchmark that fails becomes a row that says so; the others go on."""
-    rows: list[Row] = []
-    for name in names:
-        benchmark = Benchmark(name)
-        with console.status(name) as status:
-
-            def say(text: str, name: str = name) -> None:
-                status.update(f"{name}: {text}")  # noqa: B023 -- called only while this status is shown
-                if not console.is_terminal:
-                    print(f"{name}: {text}", flush=True)
-
-            try:
-                rows += benchmark.measure(effort, say)
-            except Exception as error:
-                rows.append(failed_row(benchmark.summary, error))
+    benchmark = Benchmark(name)
+    with console.status(name) as status:
+        say = _teller(name, console, status)
+        try:
+            rows = benchmark.measure(QUICK if args.quick else FULL, say)
+        except Exception as error:
+            return [failed_row(benchmark.summary, error)]
+    picture = args.out / f"{stem}-{name}.png"
+    if benchmark.draw(rows, picture):
+        console.print(f"saved {picture}")
     return rows
+
+
+def _teller(name: str, console: Console, status: Status) -> Callable[[str], None]:
+    """In a terminal one line that changes, in a pipe a line each."""
+
+    def say(text: str) -> None:
+        if console.is_terminal:
+            status.update(f"{name}: {text}")
+        else:
+            console.print(f"{name}: {text}")
+
+    return say
 
 
 if __name__ == "__main__":

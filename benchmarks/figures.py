@@ -1,7 +1,7 @@
 """The outcome of a benchmark as values: figures of several systems, side by side in rows."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -12,6 +12,7 @@ class Figure:
     system: str
     samples: tuple[float, ...] = ()
     problem: str | None = None
+    note: str = ""
 
     @property
     def value(self) -> float | None:
@@ -28,9 +29,12 @@ class Unit:
     more_is_better: bool = False
 
     def show(self, value: float) -> str:
+        return f"{self.number(value)} {self.name}"
+
+    def number(self, value: float) -> str:
         shown = value * self.scale
         digits = 0 if abs(shown) >= 100 else 1 if abs(shown) >= 10 else 2
-        return f"{shown:,.{digits}f} {self.name}".rstrip()
+        return f"{shown:,.{digits}f}"
 
 
 SECONDS = Unit("s")
@@ -41,7 +45,7 @@ PER_SECOND = Unit("/s", more_is_better=True)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. The target is judged by the medians; without a target, the row is there for information."""
+    """One line of the table. A target is judged by the medians; a row without one is there for information."""
 
     what: str
     unit: Unit
@@ -50,9 +54,10 @@ class Row:
     target: str = ""
     is_met: bool | None = None
     note: str = ""
+    has_ratios: bool = True
 
     def ratio(self, peer: Figure) -> float | None:
-        return ratio(self.unit, self.ours, peer)
+        return ratio(self.unit, self.ours, peer) if self.has_ratios else None
 
 
 def ratio(unit: Unit, ours: Figure, peer: Figure) -> float | None:
@@ -73,8 +78,4 @@ def ratio_at_least(unit: Unit, ours: Figure, peer: Figure, least: float) -> bool
 
 
 def failed_row(what: str, error: Exception) -> Row:
-    return Row(what, SECONDS, Figure("Paceline", problem=f"{type(error).__name__}: {error}"), target="see the benchmark")
-
-
-def named(figures: Sequence[Figure], system: str) -> Figure:
-    return next(figure for figure in figures if figure.system == system)
+    return Row(what, SECONDS, Figure("Paceline", problem=f"{type(error).__name__}: {error}"))

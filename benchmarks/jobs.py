@@ -1,4 +1,4 @@
-"""What the workers are asked to do. A job is the same code whoever started the workers; `Hooks` are all that differs."""
+"""What the workers are asked to do. A job is the same code whoever started them; only the `Hooks` differ."""
 
 import os
 import signal
@@ -50,17 +50,19 @@ def train(spec: Spec, hooks: Hooks) -> None:
         mark("loop", seconds=time.perf_counter() - begin)
 
 
-def do_nothing(spec: Spec, hooks: Hooks) -> None:
-    """For what a launch costs beyond the function."""
+def meet(spec: Spec, hooks: Hooks) -> None:
+    """The least that a group can do together. Ranks that did not even meet would leave while others still join."""
+    dist.barrier()
 
 
 def time_reports(spec: Spec, hooks: Hooks) -> None:
-    """Steps, and the time that each report between them takes."""
+    """The time that each report takes: between steps, which leave the caches to it as a training does, or not."""
     training = Training()
     hooks.report({"loss": training.step(), "step": -1})  # the first one may set things up
-    seconds = []
+    seconds, loss = [], 0.5
     for step in range(spec["num_reports"]):
-        loss = training.step()
+        if spec["between_steps"]:
+            loss = training.step()
         begin = time.perf_counter()
         hooks.report({"loss": loss, "step": step})
         seconds.append(time.perf_counter() - begin)
@@ -77,7 +79,8 @@ def flood(spec: Spec, hooks: Hooks) -> None:
 
 def train_through_a_kill(spec: Spec, hooks: Hooks) -> None:
     """A few steps and a checkpoint, then rank 1 is killed; started again, one step from the checkpoint."""
-    assert hooks.save is not None and hooks.load is not None, "a system that cannot resume cannot recover"
+    assert hooks.save is not None, "a system that cannot save cannot recover"
+    assert hooks.load is not None, "a system that cannot resume cannot recover"
     state = hooks.load()
     training = Training()
     if state is not None:
@@ -95,4 +98,4 @@ def train_through_a_kill(spec: Spec, hooks: Hooks) -> None:
     training.step()  # rank 0 waits here for rank 1, as in the middle of any training
 
 
-JOBS = {job.__name__: job for job in (train, do_nothing, time_reports, flood, train_through_a_kill)}
+JOBS = {job.__name__: job for job in (train, meet, time_reports, flood, train_through_a_kill)}

@@ -1,4 +1,4 @@
-"""Marks: what a process saw, with the time, as lines of one file. All processes of a measurement write to the same file.
+"""Marks: what a process saw, with the time. All processes of a measurement append them to one file.
 
 The times are comparable between processes: on Linux the monotonic clock is that of the system.
 """
@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def read_marks(path: Path) -> list[Mark]:
 def launches(marks: list[Mark]) -> Iterator[list[Mark]]:
     """The marks of each launch: its own "launch" mark first, then what followed until the next."""
     starts = [index for index, one in enumerate(marks) if one["name"] == "launch"]
-    for start, end in zip(starts, [*starts[1:], len(marks)], strict=True):
+    for start, end in pairwise([*starts, len(marks)]):
         yield marks[start:end]
 
 

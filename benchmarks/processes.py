@@ -1,7 +1,9 @@
-"""Start a process, wait for it, time it, and leave nothing of it behind."""
+"""Start a process, wait for it, time it, read its marks, and leave nothing of it behind."""
 
 import os
+import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from benchmarks.marks import MARKS_FILE, Mark, read_marks
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,16 +25,28 @@ class MeasurementError(Exception):
 class Finished:
     wall_s: float
     """From just before the process was started to its end."""
-    output: str
+    marks: list[Mark]
 
 
-def run_process(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, timeout_s: float = 300) -> Finished:
-    """Raises MeasurementError when it fails or takes too long; it and all its descendants are ended then."""
-    log_path = cwd / "output.log"
+def run_process(argv: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = 300) -> Finished:
+    """Run it in a folder of its own, which is where its marks and runs go, and which does not outlive it.
+
+    Raises MeasurementError when it fails or takes too long; it and all its descendants are ended then.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="bench_"))
+    try:
+        wall_s = _wait_for(argv, {**_environment(folder), **(environ or {})}, folder, timeout_s)
+        return Finished(wall_s, read_marks(_marks_path(folder)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for(argv: Sequence[str], environ: Mapping[str, str], folder: Path, timeout_s: float) -> float:
+    log_path = folder / "output.log"
     with log_path.open("wb") as log:
         begin = time.perf_counter()
         process = subprocess.Popen(
-            argv, env=dict(environ), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            argv, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         late = threading.Timer(timeout_s, _kill_tree, (process.pid,))
         late.start()
@@ -44,15 +60,14 @@ def run_process(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, time
         finally:
             is_late = not late.is_alive()
             late.cancel()
-    output = log_path.read_text(errors="replace")
     if is_late:
         raise MeasurementError(f"took longer than {timeout_s:g} s")
     if code != 0:
-        raise MeasurementError(f"ended with code {code}: {_last_words(output)}")
-    return Finished(wall_s, output)
+        raise MeasurementError(f"ended with code {code}: {_last_words(log_path.read_text(errors='replace'))}")
+    return wall_s
 
 
-def environment(**more: str) -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """For a measured process: one thread for each worker, nothing sent home, and this package importable."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "RAY_", "SGD_"))
@@ -64,8 +79,14 @@ def environment(**more: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_OFFLINE": "1",
-        **more,
+        "TMPDIR": str(folder),  # some peers leave files there
+        "PACELINE_RESULTS": str(folder / "runs"),
+        MARKS_FILE: str(_marks_path(folder)),
     }
+
+
+def _marks_path(folder: Path) -> Path:
+    return folder / "marks.jsonl"
 
 
 def _kill_tree(pid: int) -> None:

@@ -26,9 +26,7 @@ class Effort:
 FULL, QUICK = Effort(), Effort(1, 1, is_quick=True)
 
 
-def in_turns(
-    systems: Iterable[System], measure: Measure, effort: Effort, say: Callable[[str], None]
-) -> list[Figure]:
+def in_turns(systems: Iterable[System], measure: Measure, effort: Effort, say: Callable[[str], None]) -> list[Figure]:
     """The figures in the order of the systems. One that fails is not tried again, and its figure says why."""
     systems = list(systems)
     samples: dict[str, list[float]] = {system.name: [] for system in systems}

@@ -2,17 +2,14 @@
 
 import importlib.util
 import json
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.marks import MARKS_FILE, Mark, read_marks
-from benchmarks.processes import MeasurementError, environment, run_process
+from benchmarks.processes import Finished, MeasurementError, run_process
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -35,48 +32,36 @@ class System:
 class Torchrun(System):
     def command(self, spec: str) -> list[str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        return [
-            *launcher,
-            "--master-port",
-            str(_free_port()),
-            *self.arguments,
-            str(SCRIPTS / self.script),
-            spec,
-        ]
+        where = self.arguments or ("--master-port", str(_free_port()))
+        return [*launcher, *where, str(SCRIPTS / self.script), spec]
 
 
+_RESTARTING = ("--standalone", "--max-restarts", "1")  # without --standalone, no restart succeeds
+_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else restarted ranks may find addresses of dead ones
 _TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"}
 
 PACELINE = System("Paceline", "paceline", "with_paceline.py")
 TORCHRUN = Torchrun("torchrun", "torch", "with_torchrun.py")
 TORCHRUN_RESTARTING = Torchrun("torchrun", "torch", "with_torchrun.py", _RESTARTING, _OWN_STORE)
-ACCELERATE = System("Accelerate", "accelerate", "with_accelerate.py")
-FABRIC_SPAWN = System("Fabric ddp_spawn", "lightning", "with_fabric.py", ("ddp_spawn",))
+ACCELERATE_DEBUG = System("Accelerate debug_launcher", "accelerate", "with_accelerate.py", ("debug_launcher",))
+ACCELERATE_NOTEBOOK = System("Accelerate notebook_launcher", "accelerate", "with_accelerate.py", ("notebook_launcher",))
+FABRIC_SPAWN = System("Fabric ddp_spawn", "lightning", "with_fabric.py", ("ddp_spawn",), is_slow=True)
 FABRIC_FORK = System("Fabric ddp_fork", "lightning", "with_fabric.py", ("ddp_fork",))
 RAY = System("Ray Train", "ray", "with_ray.py", is_slow=True)
 RAY_TUNED = System("Ray Train, tuned", "ray", "with_ray.py", environ=_TUNED, is_slow=True)
 
 
-@dataclass(frozen=True)
-class JobRun:
-    wall_s: float
-    """The whole process, from its start to its end."""
-    marks: list[Mark]
-
-
-def run_job(system: System, job: str, num_launches: int = 1, timeout_s: float = 300, **sizes: Any) -> JobRun:
+def run_job(system: System, job: str, num_launches: int = 1, timeout_s: float = 300, **sizes: Any) -> Finished:
     """Run a job of `jobs` with the system, in a new process, so many times one after the other."""
     if importlib.util.find_spec(system.package) is None:
         raise MeasurementError(f"{system.package} is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="job_"))
-    marks_path = folder / "marks.jsonl"
-    names = {MARKS_FILE: str(marks_path), "PACELINE_RESULTS": str(folder / "runs")}
-    try:
-        spec = json.dumps({"job": job, "num_launches": num_launches, **sizes})
-        finished = run_process(system.command(spec), environment(**names, **system.environ), folder, timeout_s)
-        return JobRun(finished.wall_s, read_marks(marks_path))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    spec = json.dumps({"job": job, "num_launches": num_launches, **sizes})
+    return run_process(system.command(spec), system.environ, timeout_s)
+
+
+def run_script(script: str, **sizes: Any) -> Finished:
+    """Run a script that measures Paceline alone."""
+    return run_process([sys.executable, str(SCRIPTS / script), json.dumps(sizes)])
 
 
 def _free_port() -> int:

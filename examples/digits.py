@@ -32,7 +32,7 @@ def train_digits(config):
     optimizer = torch.optim.Adam(model.parameters(), config["lr"])
     loss_fn = nn.CrossEntropyLoss()
 
-    for epoch in range(config["epochs"]):
+    for epoch in range(1, config["epochs"] + 1):
         model.train()
         losses = []
         for images, labels in loader:

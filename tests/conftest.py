@@ -11,22 +11,39 @@ import pytest
 
 from paceline import Trainer
 from paceline.workers import nursery
+from paceline.workers.ray import RayEngine
 
 
 @pytest.fixture(scope="session", autouse=True)
 def results_dir(tmp_path_factory):
-    """Runs go to a folder of the test session's own, and nothing is drawn on the terminal."""
+    """Runs and temporary files go to folders of the test session's own, and nothing is drawn on the terminal."""
     path = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)  # it is remembered from the first use on
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
         yield path
 
 
-@pytest.fixture(scope="module")
-def warm():
-    """One group of two torch workers for all tests of a module that can share it."""
-    with Trainer(backend="torch", num_workers=2, logdir="warm") as trainer:
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One Ray for the whole test run, with more CPUs than there are, since nobody here needs a whole one."""
+    import ray
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def warm(request):
+    """One group of two torch workers on each engine, for all tests of a module that can share it."""
+    engine = request.param
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
+        engine = RayEngine(spare_workers=1)
+    with Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine) as trainer:
         _long_lived.append(trainer)
         yield trainer
         _long_lived.remove(trainer)
@@ -37,8 +54,9 @@ _long_lived = []
 
 @pytest.fixture(autouse=True)
 def no_leaks(request):
-    if "warm" in request.fixturenames:
-        request.getfixturevalue("warm")
+    for fixture in ("ray_cluster", "warm"):  # what outlives the test is no leak of it
+        if fixture in request.fixturenames:
+            request.getfixturevalue(fixture)
     before = _world()
     yield
     deadline = time.monotonic() + 5
@@ -53,7 +71,7 @@ def _world():
     processes = {
         f"{process.pid} {' '.join(process.cmdline()[:4])}"
         for process in psutil.Process().children(recursive=True)
-        if process.pid not in expected and _is_alive(process)
+        if process.pid not in expected and _is_alive(process) and not _belongs_to_ray(process)
     }
     return {
         "processes": processes,
@@ -63,8 +81,14 @@ def _world():
     }
 
 
+def _belongs_to_ray(process):
+    """The cluster starts and ends processes as it likes; what we take from it is checked by its free resources."""
+    return "ray" in process.name() or any("ray" in word for word in process.cmdline()[:3])
+
+
 def _scratch():
-    kept = {trainer._crew.group._scratch.name for trainer in _long_lived if trainer._crew.group}
+    groups = [trainer._crew.group for trainer in _long_lived]
+    kept = {group._scratch.name for group in groups if group and getattr(group, "_scratch", None)}
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("paceline_")} - kept
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 from benchmarks.figures import Row
 from benchmarks.rounds import Effort
@@ -34,3 +35,10 @@ class Benchmark:
     def measure(self, effort: Effort, say: Say) -> list[Row]:
         rows: list[Row] = self._module.measure(effort, say)
         return rows
+
+    def draw(self, rows: list[Row], path: Path) -> bool:
+        """Draw the rows if they are better seen than read; says whether it was done."""
+        if not hasattr(self._module, "draw") or any(row.ours.value is None for row in rows):
+            return False
+        self._module.draw(rows, path)
+        return True

@@ -12,7 +12,8 @@ from benchmarks.systems import PACELINE, System
 
 PEERS = (
     systems.TORCHRUN,
-    systems.ACCELERATE,
+    systems.ACCELERATE_DEBUG,
+    systems.ACCELERATE_NOTEBOOK,
     systems.FABRIC_SPAWN,
     systems.FABRIC_FORK,
     systems.RAY,

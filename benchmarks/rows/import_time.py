@@ -1,12 +1,10 @@
 """`import paceline`, over what bare python takes to start; neither torch nor ray may be loaded by it."""
 
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks.figures import MILLISECONDS, Figure, Row, judged
-from benchmarks.processes import MeasurementError, environment, run_process
+from benchmarks.processes import MeasurementError, run_process
 from benchmarks.rounds import Effort
 
 LIMIT_S = 0.06
@@ -49,12 +47,12 @@ def _over_bare(statements: dict[str, str], num_rounds: int, say: Callable[[str],
             if name in problems:
                 continue
             try:
-                samples[name].append(-_wall_s("pass") + _wall_s(statement))
+                bare_s = _wall_s("pass")
+                samples[name].append(_wall_s(statement) - bare_s)
             except MeasurementError as error:
                 problems[name] = str(error)
     return tuple(Figure(name, tuple(samples[name]), problems.get(name)) for name in statements)
 
 
 def _wall_s(statement: str) -> float:
-    with tempfile.TemporaryDirectory(prefix="import_") as folder:
-        return run_process([sys.executable, "-c", statement], environment(), Path(folder)).wall_s
+    return run_process([sys.executable, "-c", statement]).wall_s

@@ -8,7 +8,13 @@ from benchmarks.marks import launches, the
 from benchmarks.rounds import Effort, in_turns
 from benchmarks.systems import System
 
-PEERS = (systems.ACCELERATE, systems.FABRIC_SPAWN, systems.FABRIC_FORK, systems.RAY_TUNED)
+PEERS = (
+    systems.ACCELERATE_DEBUG,
+    systems.ACCELERATE_NOTEBOOK,
+    systems.FABRIC_SPAWN,
+    systems.FABRIC_FORK,
+    systems.RAY_TUNED,
+)
 LIMIT_S = 0.25
 
 
@@ -27,7 +33,7 @@ def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
 
 
 def _first_step_s(system: System) -> list[float]:
-    """From the call that makes the group until the last rank has done its step; the first group of the process warms up."""
+    """From the call that makes the group until the last rank has done its step. The first group does not count."""
     run = systems.run_job(system, "train", num_launches=2 if system.is_slow else 4, num_steps=1, reports=False)
     _, *later = launches(run.marks)
     return [max(one["at"] for one in the("first_step", marks, 2)) - marks[0]["at"] for marks in later]

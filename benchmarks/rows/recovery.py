@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from benchmarks import systems
 from benchmarks.figures import SECONDS, Row, judged
-from benchmarks.marks import launches, the
+from benchmarks.marks import Mark, launches, the
 from benchmarks.rounds import Effort, in_turns
 from benchmarks.systems import PACELINE, System
 
@@ -35,6 +35,6 @@ def _recovery_s(system: System) -> list[float]:
     return [_from_kill_to_step_s(marks) for marks in each]
 
 
-def _from_kill_to_step_s(marks: list[dict]) -> float:
+def _from_kill_to_step_s(marks: list[Mark]) -> float:
     (kill,) = the("kill", marks, 1)
     return max(one["at"] for one in the("recovered", marks, 2)) - kill["at"]

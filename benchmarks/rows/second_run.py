@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from benchmarks import systems
 from benchmarks.figures import MILLISECONDS, Row, judged
-from benchmarks.marks import launches, the
+from benchmarks.marks import Mark, launches, the
 from benchmarks.rounds import Effort, in_turns
 from benchmarks.systems import PACELINE, System
 
-PEERS = (systems.ACCELERATE, systems.FABRIC_FORK, systems.RAY, systems.RAY_TUNED)
+PEERS = (systems.ACCELERATE_DEBUG, systems.ACCELERATE_NOTEBOOK, systems.FABRIC_FORK, systems.RAY, systems.RAY_TUNED)
 LIMIT_S = 0.03
 
 
@@ -31,11 +31,11 @@ def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
 
 def _overhead_s(system: System) -> list[float]:
     num_launches = 2 if system.is_slow else 6
-    run = systems.run_job(system, "do_nothing", num_launches=num_launches, keep_group=system is PACELINE)
+    run = systems.run_job(system, "meet", num_launches=num_launches, keep_group=system is PACELINE)
     _, *later = launches(run.marks)
     return [_duration_s(marks) - max(one["seconds"] for one in the("function", marks, 2)) for marks in later]
 
 
-def _duration_s(marks: list[dict]) -> float:
+def _duration_s(marks: list[Mark]) -> float:
     (end,) = the("end", marks, 1)
     return end["at"] - marks[0]["at"]

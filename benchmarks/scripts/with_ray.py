@@ -59,7 +59,7 @@ def main(spec, scratch):
             scaling_config=ray.train.ScalingConfig(num_workers=2),
             run_config=ray.train.RunConfig(
                 storage_path=str(scratch),
-                failure_config=ray.train.FailureConfig(max_failures=1),
+                failure_config=ray.train.FailureConfig(max_failures=3),
                 callbacks=[CountReports()] if spec.get("count") else None,
             ),
         ).fit()

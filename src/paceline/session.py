@@ -106,7 +106,10 @@ def _saver(wire: Wire, task: Task) -> Saver:
         return MemorySaver(task.resume_from, keep)
     store = CheckpointStore(task.checkpoint_root)
     if wire.place.world_rank == 0:
-        return WritingSaver(task.resume_from, store, task.strategy, task.first_checkpoint_id, wire.send)
+        # What was reported before a checkpoint must reach the driver before it counts: nobody will report it again.
+        return WritingSaver(
+            task.resume_from, store, task.strategy, task.first_checkpoint_id, wire.send, before_commit=wire.flush
+        )
     return FollowingSaver(task.resume_from, store, task.first_checkpoint_id)
 
 
@@ -154,12 +157,12 @@ def report(*args: Any, **metrics: Any) -> None:
         _current.report(metrics)
 
 
-def save_checkpoint(directory: str | Path | None = None, /, **state: Any) -> None:
+def save_checkpoint(directory: str | Path | None = None, **state: Any) -> None:
     """Save the state of the training: `save_checkpoint(epoch=3, model=model.state_dict())`.
 
     Rank 0's state is what is kept; other ranks may call it too. The state is copied in memory, and written and
     committed in the background. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory
-    to keep files: `save_checkpoint("my_dir", epoch=3)`.
+    to keep files: `save_checkpoint("my_dir", epoch=3)`; they are found in `load_checkpoint().directory`.
     """
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise ArgumentTypeError(
@@ -174,7 +177,11 @@ def save_checkpoint(directory: str | Path | None = None, /, **state: Any) -> Non
 
 
 def load_checkpoint() -> Checkpoint | None:
-    """The checkpoint to go on from: the latest one saved in this run, else the one the run was given, else None."""
+    """The checkpoint to go on from, or None.
+
+    It is what this rank has saved last (rank 0's state, on every rank that calls `save_checkpoint` too); before that,
+    what the run is resumed from after a failure; before that, the checkpoint given to `run`.
+    """
     if _current is None:
         _notice("load_checkpoint")
         return None
@@ -250,7 +257,7 @@ def _notice(name: str) -> None:
     if not _noticed:
         _noticed = True
         logger.warning(
-            "%s() was called outside a Paceline worker: going on as a single process. Nothing is recorded.",
+            "%s() was called outside a Paceline run: going on as a single process. Nothing is recorded.",
             name,
         )
 

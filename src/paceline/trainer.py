@@ -340,7 +340,10 @@ def _checkpoint(checkpoint: dict[str, Any] | str | os.PathLike[str] | None) -> s
 def _checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
     if strategy.storage_path is None:
         return str(folder.checkpoints_dir)
-    return f"{strategy.storage_path.rstrip('/')}/{folder.path.parent.name}/{folder.path.name}"
+    place = strategy.storage_path.rstrip("/")
+    if "://" not in place:  # the run folder keeps it, and is read from anywhere
+        place = str(Path(place).expanduser().absolute())
+    return f"{place}/{folder.path.parent.name}/{folder.path.name}"
 
 
 def _as_path(path: str) -> Path | str:

@@ -13,7 +13,8 @@ def worker_table(
     engine: Engine, backend: BackendConfig, world_size: int, resources: Resources, group: WorkerGroup | None
 ) -> Group:
     state = "running" if group is not None else "not started"
-    title = f"{world_size} workers · backend {backend.name} · engine {engine.name} ({engine.describe()}) · {state}"
+    workers = "1 worker" if world_size == 1 else f"{world_size} workers"
+    title = f"{workers} · backend {backend.name} · engine {engine.name} ({engine.describe()}) · {state}"
     table = Table()
     for column in ("rank", "host", "pid", "device", "CPUs", "CPU %", "memory"):
         table.add_column(column, justify="left" if column in ("host", "device") else "right")

@@ -13,7 +13,7 @@ ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
 
 
 @pytest.fixture(params=sorted(ENGINES))
-def group(request):
+def group(request, ray_cluster):
     size = 0 if request.param == "inline" else 2
     group = resolve_engine(request.param, num_workers=size).group(size, Resources(), ())
     group.start()
@@ -22,7 +22,7 @@ def group(request):
 
 
 @pytest.fixture(params=ON_PROCESSES)
-def process_group(request):
+def process_group(request, ray_cluster):
     group = resolve_engine(request.param, num_workers=2).group(2, Resources(), ())
     group.start()
     yield group
@@ -151,14 +151,19 @@ def test_worker_is_killed(process_group):
     assert [event.value for event in of(Returned, events)] == ["alive"]
     [died] = of(Died, events)
     assert died.rank == 1
-    assert "SIGKILL" in died.reason
+    assert any(word in died.reason for word in ("SIGKILL", "was lost")), "Ray does not say how"
     assert not process_group.healthy()
 
 
 @pytest.mark.parametrize(
-    ("way", "reason"), [("segfault", "SIGSEGV"), ("sys.exit", "exit code 3"), ("os._exit", "exit code 4")]
+    ("way", "reasons"),
+    [
+        ("segfault", ["SIGSEGV", "was lost"]),
+        ("sys.exit", ["exit code 3"]),
+        ("os._exit", ["exit code 4", "was lost"]),
+    ],
 )
-def test_worker_ends_itself(process_group, way, reason):
+def test_worker_ends_itself(process_group, way, reasons):
     def end(wire):
         import ctypes
         import sys
@@ -169,7 +174,9 @@ def test_worker_ends_itself(process_group, way, reason):
             sys.exit(3)
         os._exit(4)
 
-    assert all(reason in event.reason for event in of(Died, run(process_group, end)))
+    deaths = of(Died, run(process_group, end))
+    assert len(deaths) == 2
+    assert all(any(reason in death.reason for reason in reasons) for death in deaths)
 
 
 def test_what_a_dying_worker_sent_is_not_lost(process_group):
@@ -236,4 +243,7 @@ def test_function_sees_the_drivers_working_directory_path_and_environment(proces
     import sys
 
     for rank, event in enumerate(of(Returned, run(process_group, look))):
-        assert event.value == (os.getcwd(), sys.path, str(rank), "2")
+        cwd, path, *ranks = event.value
+        assert cwd == os.getcwd()
+        assert path[: len(sys.path)] == sys.path
+        assert ranks == [str(rank), "2"]

@@ -35,7 +35,7 @@ HOMES = {
     "wandb": {"callbacks/wandb_logger"},
     "IPython": {"callbacks/progress"},
     "rich": {"callbacks/", "trainer", "worker_table"},
-    "ray": set(),
+    "ray": {"workers/ray", "workers/ray_worker"},
     "tensorflow": set(),
 }
 

@@ -55,7 +55,7 @@ def test_accelerate_trains_in_bf16_on_the_cpu(warm):
         return wrapped, seen[0], output.dtype, next(model.parameters()).grad is not None
 
     for answer in warm.run(train_func):
-        assert answer == ("DistributedDataParallel", torch.bfloat16, torch.float32, True)
+        assert answer == ("SharedModel", torch.bfloat16, torch.float32, True)
 
 
 def test_fp16_on_the_cpu_says_what_to_use(warm):
@@ -76,3 +76,14 @@ def test_dict_batches_are_shared_out_completely(warm):
 
 def test_device_is_the_cpu_here(warm):
     assert warm.run(lambda: str(paceline.get_device())) == ["cpu", "cpu"]
+
+
+def test_state_of_a_prepared_model_fits_any_number_of_workers(warm):
+    def save():
+        model = paceline.prepare_model(nn.Linear(2, 2))
+        paceline.save_checkpoint(model=model.state_dict())
+        model.load_state_dict(paceline.load_checkpoint()["model"])
+        return sorted(model.state_dict())
+
+    assert warm.run(save) == [["bias", "weight"]] * 2
+    nn.Linear(2, 2).load_state_dict(warm.latest_checkpoint["model"])

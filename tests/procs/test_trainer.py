@@ -156,12 +156,15 @@ def test_script_that_calls_init_process_group_itself_runs_unchanged(warm):
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        model(torch.ones(1, 1)).sum().backward()
         total = torch.ones(1) * int(os.environ["RANK"])
         dist.all_reduce(total)
         dist.destroy_process_group()
         return total.item(), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
 
-    assert warm.run(main) == [(1.0, 0, 2), (1.0, 1, 2)]
+    for _ in range(5):  # freeing the model after its group went wrong now and then
+        assert warm.run(main) == [(1.0, 0, 2), (1.0, 1, 2)]
     assert warm.run(main) == [(1.0, 0, 2), (1.0, 1, 2)], "the group that it destroyed is there again"
 
 
@@ -185,7 +188,8 @@ def test_stateful_torchmetrics_synchronise_over_the_workers(warm):
 
 
 def test_function_runs_in_the_main_thread(warm):
-    assert warm.run(lambda: threading.current_thread() is threading.main_thread()) == [True, True]
+    is_main = warm.engine.name == "local"  # a Ray actor's main thread belongs to Ray
+    assert warm.run(lambda: threading.current_thread() is threading.main_thread()) == [is_main, is_main]
 
 
 def test_workers_stay_and_start_apart(warm):

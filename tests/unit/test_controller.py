@@ -5,6 +5,8 @@ import pytest
 import paceline
 from paceline import BackendConfig, SGDCallback, Trainer
 from paceline.backends.torch import TorchConfig
+from paceline.checkpoints import CheckpointInfo
+from paceline.control.gather import Gather
 from paceline.errors import ReportMismatchError, WorkersLostError
 from paceline.testing import KnownModel, ScriptedEngine, dies, raises, reports, returns
 from paceline.workers.base import Raised, Sent
@@ -52,7 +54,7 @@ def test_undisturbed():
     values, lines, engine = run([[*reports(3), returns("a")], [*reports(3), returns("b")]])
     assert values == ["a", "b"]
     assert lines == ["start", 1, 2, 3, "finish SUCCEEDED False"]
-    assert not engine.groups[0].closed, "the group stays for the next run"
+    assert engine.groups[0].healthy(), "the group stays for the next run"
 
 
 def test_worker_is_killed_and_the_group_is_renewed():
@@ -62,7 +64,8 @@ def test_worker_is_killed_and_the_group_is_renewed():
     )
     assert values == [1, 2]
     assert lines == ["start", 1, 2, "restart 1", 1, 2, 3, "finish SUCCEEDED False"]
-    assert [group.closed for group in engine.groups] == [True, False]
+    assert (engine.groups[0].num_starts, engine.groups[0].num_aborts) == (2, 2)
+    assert engine.groups[0].healthy()
 
 
 def test_workers_die_too_often():
@@ -70,14 +73,14 @@ def test_workers_die_too_often():
         run([[dies()]], [[dies("fell over")]], max_retries=1)
     assert "fell over" in str(caught.value)
     assert caught.value.log == ["start", "restart 1", "finish FAILED True"]
-    assert all(group.closed for group in caught.value.engine.groups)
+    assert not caught.value.engine.groups[0].healthy()
 
 
 def test_user_exception_is_not_retried():
     with pytest.raises(KeyError) as caught:
         run([[*reports(1), raises(KeyError("lr"))], [*reports(1)]])
     assert caught.value.log == ["start", 1, "finish FAILED True"]
-    assert len(caught.value.engine.groups) == 1
+    assert caught.value.engine.groups[0].num_starts == 1
 
 
 def test_echo_of_a_death_that_arrives_first_is_not_taken_for_the_cause():
@@ -145,3 +148,29 @@ def test_known_model_is_what_gradient_descent_does():
         assert (weight - 1.0) ** 2 == model.loss_at(step)
         weight -= model.lr * 2 * (weight - model.target)
         assert weight == model.weight_after(step + 1)
+
+
+def test_step_that_one_rank_could_not_report_is_kept_when_it_is_not_made_again():
+    def committed(rank):
+        return Sent(rank, "committed", CheckpointInfo(1, "checkpoint_000001", None, 2, 0.0, 0))
+
+    def pause(rank):
+        return Sent(rank, "note", ("pause", {}))
+
+    _, lines, _ = run(
+        [[*reports(2, x=0), committed, *reports(1, start=3, x=0)], [*reports(1, x=1), pause, pause, dies()]],
+        [[*reports(1, start=3, x=0), returns(1)], [*reports(1, start=3, x=1), returns(2)]],
+    )
+    assert lines == ["start", 1, "restart 1", 3, "finish SUCCEEDED False"], "callbacks get whole steps only"
+    newest = max(paceline.list_runs(), key=lambda one: one.path.stat().st_mtime)
+    rows = newest.metrics[["step", "rank", "x"]].values.tolist()
+    assert rows == [[1, 0, 0], [1, 1, 1], [2, 0, 0], [3, 0, 0], [3, 1, 1]]
+
+
+def test_leftovers_are_the_incomplete_steps_by_rank():
+    gather = Gather(2)
+    for number in range(3):
+        gather.add(0, {"n": number})
+    gather.add(1, {"n": 10})
+    assert gather.leftovers() == [{0: {"n": 1}}, {0: {"n": 2}}]
+    assert Gather(2).leftovers() == []

@@ -56,6 +56,11 @@ def test_number_of_workers_is_impossible(num_workers, error):
         trainer(num_workers=num_workers)
 
 
+def test_inline_engine_is_one_worker():
+    with pytest.raises(ValueError, match="this process alone, but num_workers=2"):
+        trainer(engine="inline", num_workers=2)
+
+
 def test_engine_is_unknown():
     with pytest.raises(ValueError, match="engine='slurm' is not known"):
         trainer(engine="slurm")
@@ -220,7 +225,7 @@ def test_session_functions_outside_a_worker_do_the_single_process_thing(caplog):
     assert not paceline.in_worker()
     assert not paceline.should_stop()
     assert len(caplog.records) == 1, "one notice, not one a call"
-    assert "outside a Paceline worker" in caplog.text
+    assert "outside a Paceline run" in caplog.text
 
 
 def test_scripted_engine_drives_a_run():

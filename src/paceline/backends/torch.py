@@ -41,8 +41,8 @@ class TorchConfig(BackendConfig):
 
     def join(self, call: Caller, *, use_gpu: bool) -> None:
         backend = self.backend or ("nccl" if use_gpu else "gloo")
-        port = call.one(0, _open_store, self.timeout_s)
-        call.all(_join_group, backend, _LOOPBACK, port, self.timeout_s)
+        address, port = call.one(0, _open_store, self.timeout_s)
+        call.all(_join_group, backend, address, port, self.timeout_s)
 
     def intact(self) -> bool:
         import torch.distributed as dist
@@ -52,9 +52,7 @@ class TorchConfig(BackendConfig):
     def leave(self) -> None:
         import torch.distributed as dist
 
-        gc.collect()  # a DDP model that is still alive would abort the interpreter later on
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _leave_group()
         _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
@@ -65,15 +63,14 @@ class TorchConfig(BackendConfig):
         return error.type_name == "RuntimeError" and _BROKEN.search(error.message) is not None
 
 
-def _open_store(wire: Wire, timeout_s: float) -> int:
+def _open_store(wire: Wire, timeout_s: float) -> tuple[str, int]:
     """On rank 0: a store on a port that the system picks, so that no two groups can collide."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(_LOOPBACK, 0, wire.place.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
     wire.shared["torch_store"] = store
-    port: int = store.port
-    return port
+    return wire.address, store.port
 
 
 def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float) -> None:
@@ -81,7 +78,7 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    if dist.is_initialized():  # inline, in a process that is already part of a group
+    if dist.is_initialized():  # inline: this process is part of a group, ours or one that the user made
         return
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
     if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
@@ -93,7 +90,18 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
     if store is None:
         store = TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
     dist.init_process_group(backend, store=store, rank=place.world_rank, world_size=place.world_size, timeout=timeout)
+    wire.shared["leave_group"] = _leave_group
+    # Keeps the group's threads alive when a script destroys it before its DDP model: freeing both at once can hang.
+    wire.shared["torch_group"] = dist.group.WORLD
     _tolerate_second_init()
+
+
+def _leave_group() -> None:
+    import torch.distributed as dist
+
+    gc.collect()  # a DDP model that is still alive would abort the interpreter later on
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _tolerate_second_init() -> None:

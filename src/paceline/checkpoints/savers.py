@@ -35,6 +35,7 @@ class WritingSaver:
         strategy: CheckpointStrategy,
         first_id: int,
         send: Callable[[str, Any], None],
+        before_commit: Callable[[], None] = lambda: None,
     ):
         self._resume_from, self._store, self._send = resume_from, store, send
         self._writer = CheckpointWriter(
@@ -42,6 +43,7 @@ class WritingSaver:
             strategy,
             first_id,
             partial(send, "committed"),
+            before_commit=before_commit,
             on_failure=partial(send, "save_failed"),
             spare_id=first_id - 1,
         )

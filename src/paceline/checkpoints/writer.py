@@ -34,11 +34,11 @@ class _Job:
 class CheckpointWriter:
     """Writes the checkpoints of one worker, one at a time, in the background. Not for use by several threads.
 
-    `first_id` is usually `store.next_id()`. `on_commit` is called in the background thread, once the checkpoint is
-    durable and older ones are pruned, and `on_failure` when it could not be written. `spare_id` is never pruned: other
-    ranks may be about to load the checkpoint from which this run goes on. An OSError is tried again, `num_attempts`
-    times in all, with `sleep` in between; then the next call of `save`, `flush` or `close` raises it as
-    CheckpointWriteError, and the writer can go on.
+    `first_id` is usually `store.next_id()`. In the background thread, `before_commit` is called before a checkpoint is
+    written, `on_commit` once it is durable and older ones are pruned, and `on_failure` when it could not be written.
+    `spare_id` is never pruned: other ranks may be about to load the checkpoint from which this run goes on. An OSError
+    is tried again, `num_attempts` times in all, with `sleep` in between; then the next call of `save`, `flush` or
+    `close` raises it as CheckpointWriteError, and the writer can go on.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class CheckpointWriter:
         first_id: int,
         on_commit: Callable[[CheckpointInfo], None],
         *,
+        before_commit: Callable[[], None] = lambda: None,
         on_failure: Callable[[str], None] = lambda reason: None,
         spare_id: int | None = None,
         num_attempts: int = 3,
@@ -56,7 +57,7 @@ class CheckpointWriter:
         self._store = store
         self._strategy = strategy
         self._next_id = first_id
-        self._on_commit, self._on_failure = on_commit, on_failure
+        self._before_commit, self._on_commit, self._on_failure = before_commit, on_commit, on_failure
         self._spare_id = spare_id
         self._num_attempts = num_attempts
         self._sleep = sleep
@@ -113,6 +114,7 @@ class CheckpointWriter:
 
     def _work(self, job: _Job) -> None:
         try:
+            self._before_commit()
             info = self._commit(job)
             try:
                 self._store.prune(self._strategy, self._spare_id)

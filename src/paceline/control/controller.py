@@ -158,6 +158,7 @@ class Controller:
     def _begin(self) -> _Attempt:
         group = self._crew.ensure()
         resume_from, iteration, next_id = self._resume_point()
+        self._record_leftovers(iteration)
         task = Task(
             fn=self.plan.fn,
             config=self.plan.config if self.plan.takes_config else None,
@@ -196,6 +197,16 @@ class Controller:
         if self.latest is not None:
             return self.latest.path, self.latest.iteration, next_id
         return self.plan.checkpoint, 0, next_id
+
+    def _record_leftovers(self, iteration: int) -> None:
+        """Keep what the last attempt reported about steps that will not be made again, although a rank died before it
+        could report them too."""
+        former = self._attempt
+        for reports in former.gather.leftovers() if former is not None else ():
+            step = next(iter(reports.values()))["_training_iteration"]
+            if step <= iteration:
+                ranks = [reports.get(rank) for rank in range(self._crew.world_size)]
+                self.folder.record_step(step, self.num_restarts - 1, ranks)
 
     def _take(self, event: Event) -> None:
         attempt = self._attempt
@@ -297,23 +308,24 @@ class Controller:
 
     def _act_on(self, decision: Decision) -> None:
         if isinstance(decision, GiveUp):
+            decision.error.add_note(f"The run folder, with the logs of all ranks, is {self.folder.path}")
             raise decision.error
         assert isinstance(decision, Restart)
-        self._break_up(SAVE_GRACE_S)
+        self._release(SAVE_GRACE_S)
         self.num_restarts += 1
         logger.warning("%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.num_restarts)
         self.folder.record_event("restart", number=self.num_restarts, reason=decision.reason)
         self._callbacks.handle_restart(self.num_restarts, decision.reason)
 
-    def _break_up(self, grace_s: float) -> None:
-        """End the workers. A checkpoint that rank 0 is just writing may be finished first: it was saved in time."""
+    def _release(self, grace_s: float) -> None:
+        """End the attempt. A checkpoint that rank 0 is just writing may be finished first: it was saved in time."""
         attempt, deadline = self._attempt, self._clock() + grace_s
         if attempt is not None:
             rank_0_is_gone = any(died.rank == 0 for died in attempt.facts.died)
             while self._num_saving > 0 and not rank_0_is_gone and self._clock() < deadline:
                 attempt.group.poll(POLL_S, self._take_last_messages)
         self._num_saving = 0
-        self._crew.break_up()
+        self._crew.release()
 
     def _take_last_messages(self, event: Event) -> None:
         match event:
@@ -324,7 +336,7 @@ class Controller:
 
     def _close(self, state: str, error: BaseException | None) -> None:
         if error is not None:  # otherwise all ranks have returned, and stay for the next run
-            self._break_up(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
+            self._release(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
         self._attempt = None
         reason = None if error is None else _reason(error)
         self.folder.record_event("end", state=state, reason=reason)

@@ -51,9 +51,11 @@ class Crew:
         """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking."""
         if self.group is not None and self._fit and self.group.healthy():
             return self.group
-        self.break_up()
         self._backend.check()
-        self.group = self._engine.group(self._num_workers, self._resources, self._backend.preload)
+        if self.group is None:
+            self.group = self._engine.group(self._num_workers, self._resources, self._backend.preload)
+        else:
+            self.release()
         try:
             self.group.start()
             self._backend.join(self, use_gpu=self._resources.gpus > 0)
@@ -71,8 +73,14 @@ class Crew:
         """The workers may not serve another call, though they may still be of use in this one."""
         self._fit = False
 
+    def release(self) -> None:
+        """End what the workers are doing. The engine decides which of them stay for the next use."""
+        self._fit = False
+        if self.group is not None:
+            self.group.abort()
+
     def break_up(self, grace_s: float = 0.0) -> None:
-        """End the workers. The next use makes new ones."""
+        """End the workers."""
         if self.group is not None:
             group, self.group = self.group, None
             self._fit = False
@@ -107,7 +115,7 @@ class Crew:
                 if answers.raised:
                     patience -= POLL_S
         except BaseException:  # Ctrl-C, say: the workers are still at it
-            self.break_up()
+            self.release()
             raise
         if len(answers.ended) < len(calls):
             self.mark_unfit()

@@ -47,6 +47,14 @@ class Gather:
         self._missing = sum(not queue for queue in self._queues)
         return step
 
+    def leftovers(self) -> list[dict[int, Report]]:
+        """The steps that are not complete, in order: the reports that there are, by rank."""
+        longest = max(len(queue) for queue in self._queues)
+        return [
+            {rank: queue[index] for rank, queue in enumerate(self._queues) if index < len(queue)}
+            for index in range(longest)
+        ]
+
     def end(self, rank: int) -> None:
         self._ended.add(rank)
 

@@ -22,6 +22,8 @@ def prepare_model(
 ) -> torch.nn.Module:
     """Move the model to this worker's device and, with several workers, wrap it in DistributedDataParallel.
 
+    The state dict stays that of the model: it has the same names however many workers there are.
+
     With mixed precision on (see `accelerate`) its forward runs in autocast and returns float32. A model
     without parameters, such as a loss, is only moved; one without trainable parameters is not wrapped, for
     DDP refuses it; one that is wrapped already is returned itself. Collective when it wraps: every rank must
@@ -44,7 +46,18 @@ def prepare_model(
         run_in_autocast(inner, device.type, scope.precision)
     if is_wrapped or not wrap_ddp or not _needs_wrapping(model):
         return model
-    return DistributedDataParallel(model, **{**ddp_defaults(device, move_to_device), **(ddp_kwargs or {})})
+    return SharedModel(model, **{**ddp_defaults(device, move_to_device), **(ddp_kwargs or {})})
+
+
+class SharedModel(DistributedDataParallel):
+    """DistributedDataParallel whose state dict is that of the model it wraps, without "module." before each name: a
+    checkpoint fits any number of workers, one among them."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
 
 
 def ddp_defaults(device: torch.device, is_moved: bool) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ScriptedEngine:
         pass
 
     def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "ScriptedGroup":
-        self.groups.append(ScriptedGroup(self._attempts.popleft()))
+        self.groups.append(ScriptedGroup(self._attempts))
         return self.groups[-1]
 
     def describe(self) -> str:
@@ -63,14 +63,18 @@ class ScriptedEngine:
 class ScriptedGroup:
     """See `WorkerGroup` for the contract; it passes the same contract suite as the real ones where a script can."""
 
-    def __init__(self, scripts: Sequence[Sequence[Line]]):
-        self._scripts = [deque(script) for script in scripts]
+    def __init__(self, attempts: deque[Sequence[Sequence[Line]]]):
+        self._attempts = attempts
+        self._scripts: list[deque[Line]] = []
         self.infos: Sequence[WorkerInfo] = ()
         self.calls: dict[int, Call] = {}
-        self.stop_requested = self.closed = False
-        self._alive = True
+        self.stop_requested = self._alive = False
+        self.num_starts = self.num_aborts = 0
 
     def start(self) -> None:
+        self._scripts = [deque(script) for script in self._attempts.popleft()]
+        self._alive = True
+        self.num_starts += 1
         size = len(self._scripts)
         self.infos = [WorkerInfo(Place(rank, rank, 0, size, size), 0, "script") for rank in range(size)]
 
@@ -90,8 +94,12 @@ class ScriptedGroup:
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         return {info.rank: "a scripted worker has no stack\n" for info in self.infos}
 
+    def abort(self) -> None:
+        self._alive = False
+        self.num_aborts += 1
+
     def healthy(self) -> bool:
-        return self._alive and not self.closed
+        return self._alive
 
     def close(self, grace_s: float = 0.0) -> None:
-        self.closed = True
+        self._alive = False

@@ -16,6 +16,7 @@ class RecordingWire:
 
     def __init__(self, place: Place):
         self.place = place
+        self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
         self.stopping = False
         self.reports: list[dict[str, Any]] = []
@@ -26,6 +27,9 @@ class RecordingWire:
 
     def send(self, kind: str, value: Any) -> None:
         self.sent.append((kind, value))
+
+    def flush(self) -> None:
+        pass
 
 
 @contextmanager

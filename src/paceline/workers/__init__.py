@@ -11,11 +11,14 @@ from paceline.workers.base import Engine
 ENGINES = {
     "inline": "paceline.workers.inline:InlineEngine",
     "local": "paceline.workers.local:LocalEngine",
+    "ray": "paceline.workers.ray:RayEngine",
 }
 
 
 def resolve_engine(engine: "str | Engine | None", *, num_workers: int) -> Engine:
     """Turn what the user gave into an engine; zero workers always means inline."""
+    if engine == "inline" and num_workers > 1:
+        raise ArgumentError(f"engine='inline' is this process alone, but num_workers={num_workers}: ask for 0 or 1.")
     if num_workers == 0:
         engine = "inline"
     elif engine is None:

@@ -28,6 +28,17 @@ class Place:
     device_index: int | None = None
 
 
+def rank_environ(place: Place) -> dict[str, str]:
+    """The variables by which a script under torchrun knows its place."""
+    return {
+        "RANK": str(place.world_rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "GROUP_RANK": str(place.node_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+    }
+
+
 @dataclass(frozen=True)
 class WorkerInfo:
     """A running worker as the driver sees it."""
@@ -123,12 +134,17 @@ class Wire(Protocol):
     """The worker's end: every call that runs in a worker gets it as its first argument."""
 
     place: Place
+    address: str
+    """Where the other workers of the group can reach this one."""
 
     def report(self, packed: bytes) -> None:
-        """The hot path: hand over a pickled report. It is safe from now on, even if this worker dies at once."""
+        """The hot path: hand over a pickled report and return at once."""
 
     def send(self, kind: str, value: Any) -> None:
         """Anything else for the driver, where it arrives after the reports made before it."""
+
+    def flush(self) -> None:
+        """Block until what was reported and sent so far would survive the end of this worker."""
 
     @property
     def stopping(self) -> bool:
@@ -145,7 +161,10 @@ class WorkerGroup(Protocol):
     infos: Sequence[WorkerInfo]
 
     def start(self) -> None:
-        """Blocking. Raises WorkerStartError or ResourcesError, and then leaves nothing running."""
+        """Make the group whole: all workers there, idle, and in no process group. Blocking.
+
+        Raises WorkerStartError or ResourcesError, and then leaves nothing running.
+        """
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         """Begin a call on each named rank; its output goes to that rank's log.
@@ -161,6 +180,9 @@ class WorkerGroup(Protocol):
 
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         """The Python stacks of every rank, also of one that is stuck in C code."""
+
+    def abort(self) -> None:
+        """End the running calls, by force if need be. `start` then makes the group whole again."""
 
     def healthy(self) -> bool:
         """Whether every worker is alive and idle, ready for another call."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.workers.base import Call, Event, Place, Raised, Resources, Returned, Sent, WorkerInfo
+from paceline.workers.base import Call, Event, Place, Raised, Resources, Returned, Sent, WorkerInfo, rank_environ
+from paceline.workers.devices import gpu_ids, share_gpus
 
 
 class InlineEngine:
@@ -23,7 +24,7 @@ class InlineEngine:
         pass
 
     def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "InlineGroup":
-        return InlineGroup()
+        return InlineGroup(resources)
 
     def describe(self) -> str:
         return "this process"
@@ -32,14 +33,20 @@ class InlineEngine:
 class InlineGroup:
     """See `WorkerGroup` for the contract. Exceptions keep their traceback, since they never leave the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, resources: Resources) -> None:
         self.infos: Sequence[WorkerInfo] = ()
+        self._resources = resources
         self._wire: InlineWire | None = None
         self._call: Call | None = None
+        self._environ: dict[str, str] = {}
 
     def start(self) -> None:
-        self.infos = [WorkerInfo(Place(), os.getpid(), socket.gethostname())]
-        self._wire = InlineWire()
+        [share] = share_gpus(1, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
+        place = Place(device_index=share.index if share else None)
+        self.infos = [WorkerInfo(place, os.getpid(), socket.gethostname(), share.ids if share else ())]
+        self._wire = InlineWire(place)
+        self._environ |= {name: value for name, value in rank_environ(place).items() if name not in os.environ}
+        os.environ.update(self._environ)
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         self._call = calls[0]
@@ -71,18 +78,25 @@ class InlineGroup:
         texts = [f"Thread {names.get(i)}:\n{''.join(traceback.format_stack(f))}" for i, f in frames.items()]
         return {0: "\n".join(texts)}
 
+    def abort(self) -> None:
+        self._call = None
+
     def healthy(self) -> bool:
         return self._wire is not None and self._call is None
 
     def close(self, grace_s: float = 0.0) -> None:
+        for name in self._environ:
+            os.environ.pop(name, None)
+        self._environ = {}
         self.infos, self._wire, self._call = (), None, None
 
 
 class InlineWire:
     """Delivers at once, in the caller's thread."""
 
-    def __init__(self) -> None:
-        self.place = Place()
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
         self.stopping = False
         self.deliver: Callable[[Event], None] = lambda event: None
@@ -94,6 +108,9 @@ class InlineWire:
         except BaseException as error:
             self.delivery_error = error
             raise
+
+    def flush(self) -> None:
+        pass
 
     def report(self, packed: bytes) -> None:
         self.send("report", pickle.loads(packed))

@@ -30,6 +30,7 @@ from paceline.workers.base import (
     Resources,
     Sent,
     WorkerInfo,
+    rank_environ,
 )
 from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, share_gpus
 from paceline.workers.framing import FrameReader, send_message
@@ -76,6 +77,8 @@ class LocalGroup:
         self.infos: Sequence[WorkerInfo] = ()
 
     def start(self) -> None:
+        """All workers are new: a fork costs less than waiting for survivors to unwind, and nothing stale lives on."""
+        self.close()
         specs, shares = self._specs()
         nursery = shared_nursery(self._preload)
         lines = [_Line() for _ in specs]
@@ -131,6 +134,9 @@ class LocalGroup:
             raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
         return collect_stacks({worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s)
 
+    def abort(self) -> None:
+        self.close()
+
     def healthy(self) -> bool:
         return bool(self._workers) and all(worker.is_idle() for worker in self._workers)
 
@@ -179,13 +185,7 @@ def worker_environ(place: Place, share: GpuShare | None, threads: int) -> dict[s
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environ.setdefault(name, str(threads))
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here: a name lookup or a VPN must not matter
-    environ.update(
-        RANK=str(place.world_rank),
-        LOCAL_RANK=str(place.local_rank),
-        GROUP_RANK=str(place.node_rank),
-        WORLD_SIZE=str(place.world_size),
-        LOCAL_WORLD_SIZE=str(place.local_world_size),
-    )
+    environ.update(rank_environ(place))
     if share is not None:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.visible)
     return environ

@@ -18,9 +18,13 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if torch is not None:
             if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
                 return _same, (obj.detach().cpu(),)
-            if isinstance(obj, torch.nn.Module) and type(obj).__name__ == "DistributedDataParallel":
+            if isinstance(obj, torch.nn.Module) and "DistributedDataParallel" in map(_name, type(obj).__mro__):
                 return _same, (obj.module,)
         return super().reducer_override(obj)
+
+
+def _name(cls: type) -> str:
+    return cls.__name__
 
 
 def _same(obj: Any) -> Any:

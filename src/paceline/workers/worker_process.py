@@ -50,6 +50,7 @@ class ProcessWire:
 
     def __init__(self, sock: socket.socket, report_fd: int, place: Place):
         self.place = place
+        self.address = "127.0.0.1"
         self.sock = sock
         self.shared: dict[str, Any] = {}
         self.stopping = False
@@ -66,6 +67,9 @@ class ProcessWire:
     def send(self, kind: str, value: Any) -> None:
         with self._send_lock:
             send_message(self.sock, (kind, value))
+
+    def flush(self) -> None:
+        """Nothing to do: pipe and socket outlive the process."""
 
 
 def _read_commands(wire: ProcessWire, commands: "queue.SimpleQueue[tuple[bytes, str | None] | None]") -> None:

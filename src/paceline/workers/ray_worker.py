@@ -1,0 +1,221 @@
+"""The worker's own side on a Ray cluster: the body of an actor that runs one call at a time in a thread.
+
+The driver keeps one `poll` of each actor open; it is answered with everything that has gathered as soon as there is
+something, so a report costs an append and the driver makes one round trip for many of them.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from paceline.workers import parcel
+from paceline.workers.base import Place
+from paceline.workers.outcome import describe_error, pack_value
+from paceline.workers.output import LogTail, redirect_output
+
+BATCH_S = 0.02
+"""How long reports may gather before a poll is answered."""
+
+FLUSH_S = 2.0
+
+QUEUE_LIMIT = 100_000
+"""Messages that may wait for a slow driver before `report` itself waits."""
+
+
+class Unwind(BaseException):
+    """Raised inside a call that has to end because the group it belongs to is broken."""
+
+
+class RayWire:
+    """This worker's end of the connection: a bounded queue that `poll` empties. Thread-safe."""
+
+    def __init__(self, address: str):
+        self.epoch = 0
+        self.place = Place()
+        self.address = address
+        self.shared: dict[str, Any] = {}
+        self.stopping = False
+        self._waiting: list[tuple[str, Any]] = []
+        self._changed = threading.Condition()
+        self._urgent = False
+        self._num_polls = 0
+
+    def report(self, packed: bytes) -> None:
+        self._put("report", packed, urgent=False)
+
+    def send(self, kind: str, value: Any) -> None:
+        self._put(kind, value, urgent=True)
+
+    def _put(self, kind: str, value: Any, urgent: bool) -> None:
+        with self._changed:
+            while len(self._waiting) >= QUEUE_LIMIT:
+                self._changed.wait()
+            self._waiting.append((kind, value))
+            if urgent or len(self._waiting) == 1:
+                self._urgent = self._urgent or urgent
+                self._changed.notify_all()
+
+    def take(self, epoch: int, timeout_s: float) -> list[tuple[str, Any]]:
+        """Everything that waits, as soon as there is something, and a moment later if it can wait. A poll of an earlier
+        epoch, which nobody waits for any more, takes nothing away."""
+        with self._changed:
+            self._num_polls += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._waiting or epoch != self.epoch, timeout_s)
+            if self._waiting and not self._urgent:
+                self._changed.wait_for(lambda: self._urgent or epoch != self.epoch, BATCH_S)
+            if epoch != self.epoch:
+                return []
+            taken, self._waiting, self._urgent = self._waiting, [], False
+            self._changed.notify_all()
+            return taken
+
+    def flush(self) -> None:
+        """Until everything was taken and the next poll has begun: only then has the answer to the last one arrived. A
+        driver that does not poll has stopped listening; it is not waited for."""
+        with self._changed:
+            self._urgent = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._waiting, FLUSH_S)
+            before = self._num_polls
+            self._changed.wait_for(lambda: self._num_polls > before, FLUSH_S)
+
+    def begin_epoch(self, epoch: int) -> None:
+        with self._changed:
+            self.epoch = epoch
+            self._waiting, self._urgent = [], False
+            self._changed.notify_all()
+
+
+class RayWorker:
+    """The methods the driver calls. Ray runs them in threads of their own, so a poll does not block a stop."""
+
+    def __init__(self, preload: Sequence[str]):
+        import ray
+
+        self._node_ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._gpu_ids = tuple(str(gpu) for gpu in ray.get_gpu_ids())
+        self._wire = RayWire(self._node_ip)
+        self._thread: threading.Thread | None = None
+        self._log = _catch_output()
+        for module in preload:
+            with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a call, with a traceback
+                importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # what is imported stays: collecting after a call need not walk through it
+
+    def hello(self) -> dict[str, Any]:
+        return {
+            "node_id": self._node_id,
+            "node_ip": self._node_ip,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "gpu_ids": self._gpu_ids,
+        }
+
+    def settle(self, epoch: int, place: Place, environ: dict[str, str], sys_path: list[str], cwd: str) -> None:
+        """Take a place in a new group, in the surroundings of the driver as far as they exist here."""
+        with contextlib.suppress(OSError):
+            os.chdir(cwd)
+        self._wire.place = place
+        self._wire.begin_epoch(epoch)
+        os.environ.update(environ)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(self._node_ip))
+        sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path)]
+
+    def begin(self, payload: bytes) -> None:
+        self._wire.stopping = False
+        self._thread = threading.Thread(target=self._answer, args=(payload,), name="paceline-call", daemon=True)
+        self._thread.start()
+
+    def poll(self, epoch: int, timeout_s: float) -> list[tuple[str, Any]]:
+        taken = self._wire.take(epoch, timeout_s)
+        if text := self._log.read():
+            taken.insert(0, ("printed", text))
+        return taken
+
+    def stop(self) -> None:
+        self._wire.stopping = True
+
+    def unwind(self, grace_s: float) -> bool:
+        """Make the running call end; False when it did not within the grace period, stuck in C code as it is."""
+        deadline = time.monotonic() + grace_s
+        if self._thread is None or not self._thread.is_alive():
+            self._leave_group()  # others may be waiting for us in a collective: this makes it fail there
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
+            ident = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Unwind))
+            self._thread.join(0.05)
+        ended = self._thread is None or not self._thread.is_alive()
+        if ended:
+            self._thread = None
+            self._leave_group()
+        return ended
+
+    def _exit(self, code: int) -> None:
+        """End this process, once the driver knows why: Ray would only tell that it is gone."""
+        self._wire.send("exiting", f"ended itself with exit code {code} (sys.exit)")
+        self._wire.flush()
+        os._exit(code)
+
+    def _leave_group(self) -> None:
+        gc.collect()
+        leave = self._wire.shared.pop("leave_group", None)
+        if leave is not None:
+            leave()
+
+    def stacks(self) -> str:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+    def _answer(self, payload: bytes) -> None:
+        with contextlib.suppress(Unwind):  # it may strike at any line, also when the call has just ended by itself
+            self._call(payload)
+
+    def _call(self, payload: bytes) -> None:
+        try:
+            fn, args = parcel.loads(payload)
+            value = pack_value(fn(self._wire, *args))
+        except SystemExit as leave:
+            self._exit(leave.code if isinstance(leave.code, int) else int(leave.code is not None))
+        except Unwind:
+            raise
+        except BaseException as error:
+            self._wire.send("raised", describe_error(error))
+            del error
+        else:
+            self._wire.send("returned", value)
+        gc.collect()
+
+
+def _catch_output() -> LogTail:
+    """Send this process's output to a file without a name, which goes away with the process, however it ends."""
+    descriptor, path = tempfile.mkstemp(prefix="paceline_output_")
+    os.close(descriptor)
+    tail = LogTail(Path(path))
+    tail.read()  # opens it
+    redirect_output(path)
+    os.unlink(path)
+    return tail
+
+
+def _interface_of(address: str) -> str:
+    """The network interface that has the address by which Ray knows this node; gloo would guess from the host name."""
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    return next((name for name, ones in interfaces.items() if any(one.address == address for one in ones)), "lo")

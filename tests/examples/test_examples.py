@@ -1,0 +1,72 @@
+"""Every example runs as its reader would run it, and does what it says."""
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs an example in an empty folder and gives its output. Its runs go where the test session's go."""
+
+    def run(name, *args):
+        command = [sys.executable, EXAMPLES / name, *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_every_example_has_a_test():
+    tested = {node.value for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Constant)}
+    examples = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")}
+    assert examples
+    assert examples <= tested
+
+
+def test_digits_learns_and_shows_it(run, tmp_path):
+    shown = run("digits.py", "--epochs", "3", "--results", "here")
+    rows = re.findall(r"│ +(\d+) │ +([\d.]+) │ +([\d.]+)% │", shown)
+    epochs, losses, accuracies = zip(*rows, strict=True)
+    assert epochs == ("1", "2", "3")
+    assert float(losses[-1]) < float(losses[0]) / 2
+    assert float(accuracies[-1]) > 85
+
+    picture = tmp_path / "here/run_001/curves.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in "".join(shown.split()), "the path is shown, however it is wrapped"
+    assert paceline.load_run(tmp_path / "here").status.state == "SUCCEEDED"
+
+
+def test_resume_exactly(run):
+    shown = run("resume_exactly.py")
+    assert shown.endswith("undisturbed, killed and resumed runs end with the same weights, bit for bit\n")
+
+
+# The loss of an untrained model is ln 10 = 2.3. A single loss is that of a last, small batch: we look at the median.
+
+
+def test_porting_before(run):
+    *epochs, returned = run("porting/before.py").splitlines()
+    losses = [float(line.split("loss ")[1]) for line in epochs]
+    assert len(losses) == 5
+    assert statistics.median(losses) < 1
+    assert f"{float(returned):.4f}" == f"{losses[-1]:.4f}"
+
+
+def test_porting_after(run):
+    returned = ast.literal_eval(run("porting/after.py"))
+    metrics = paceline.list_runs()[0].metrics
+    assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert metrics["loss"].median() < 1
+    assert metrics.query("epoch == 4")["loss"].tolist() == returned
