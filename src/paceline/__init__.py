@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from paceline.trainer import Trainer
     from paceline.workers.local import LocalEngine
+    from paceline.workers.ray import RayEngine
 
 __version__ = "0.1.0"
 
@@ -94,6 +95,7 @@ _HOMES = {
     ],
     "paceline.trainer": ["Trainer"],
     "paceline.workers.local": ["LocalEngine"],
+    "paceline.workers.ray": ["RayEngine"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED = {"read_checkpoint": "load"}
@@ -110,6 +112,7 @@ __all__ = [
     "PacelineError",
     "PrintCallback",
     "ProgressCallback",
+    "RayEngine",
     "Run",
     "SGDCallback",
     "SGDIterator",

@@ -1,0 +1,112 @@
+"""What is particular to the Ray engine; what it shares with the others is in tests/contract and tests/procs."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+import paceline
+from paceline import BackendConfig, RayEngine, Trainer
+from paceline.errors import ResourcesError
+from paceline.workers.base import Resources
+from paceline.workers.ray import bundle_of, places
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def free_cpus(ray):
+    return ray.available_resources().get("CPU", 0)
+
+
+def wait_until(condition):
+    for _ in range(500):
+        if condition():
+            return True
+        threading.Event().wait(0.02)
+    return False
+
+
+def test_resources_are_exactly_as_asked_and_come_free(ray_cluster):
+    before = free_cpus(ray_cluster)
+    with Trainer(backend=BackendConfig(), num_workers=2, cpus_per_worker=1.5, engine="ray") as trainer:
+        assert trainer.run(paceline.world_rank) == [0, 1]
+        assert wait_until(lambda: free_cpus(ray_cluster) == before - 3)
+        actors = ray_cluster.util.list_named_actors(all_namespaces=True)
+        assert actors == [], "no helper actors"
+    assert wait_until(lambda: free_cpus(ray_cluster) == before)
+
+
+def test_resources_that_the_cluster_does_not_have_are_an_error_at_once():
+    trainer = Trainer(backend=BackendConfig(), num_workers=2, cpus_per_worker=100, engine="ray", logdir="unused")
+    with pytest.raises(ResourcesError, match=r"need 200 CPU; the whole cluster has 8 CPU on 1 node"):
+        trainer.start()
+    with pytest.raises(ResourcesError, match="TPU"):
+        Trainer(backend=BackendConfig(), resources_per_worker={"TPU": 1}, engine="ray", logdir="unused").start()
+
+
+def test_resources_that_others_use_are_waited_for_only_so_long(ray_cluster):
+    before = free_cpus(ray_cluster)
+    with Trainer(backend=BackendConfig(), num_workers=1, cpus_per_worker=before, engine="ray"):
+        engine = RayEngine(start_timeout_s=0.5)
+        with pytest.raises(ResourcesError, match=r"within 0.5 s.*are free"):
+            Trainer(backend=BackendConfig(), num_workers=1, cpus_per_worker=2, engine=engine, logdir="unused").start()
+    assert wait_until(lambda: free_cpus(ray_cluster) == before), "nothing stays reserved"
+
+
+def test_survivor_keeps_its_process_and_a_spare_takes_the_place_of_the_dead():
+    def train():
+        checkpoint = paceline.load_checkpoint()
+        if checkpoint is None:
+            paceline.save_checkpoint(pid=os.getpid())
+            paceline.load_checkpoint()
+            if paceline.world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while True:  # the survivor is unwound between two lines of Python
+                threading.Event().wait(0.01)
+        return os.getpid()
+
+    with Trainer(backend=BackendConfig(), num_workers=2, engine=RayEngine(spare_workers=1)) as trainer:
+        before = trainer.execute(os.getpid)
+        after = trainer.run(train)
+        assert after[0] == before[0]
+        assert after[1] not in before
+        assert paceline.load_run(trainer.latest_run_dir).status.state == "SUCCEEDED"
+
+
+def test_survivor_that_is_stuck_is_replaced_too():
+    def train():
+        checkpoint = paceline.load_checkpoint()
+        if checkpoint is None:
+            paceline.save_checkpoint(pid=os.getpid())
+            paceline.load_checkpoint()
+            if paceline.world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Event().wait()  # in C code, without a time limit
+        return os.getpid()
+
+    with Trainer(backend=BackendConfig(), num_workers=2, engine="ray") as trainer:
+        before = trainer.execute(os.getpid)
+        assert set(trainer.run(train)).isdisjoint(before)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"placement": "ANY"}, {"start_timeout_s": -1}, {"spare_workers": -1}], ids=lambda wrong: next(iter(wrong))
+)
+def test_engine_arguments(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RayEngine(**wrong)
+
+
+def test_bundle_is_what_was_asked_for():
+    assert bundle_of(Resources()) == {"CPU": 1.0}
+    assert bundle_of(Resources(cpus=0, gpus=0.5, custom={"TPU": 4})) == {"GPU": 0.5, "TPU": 4}
+
+
+def test_ranks_are_contiguous_on_each_node_and_see_the_gpus_of_their_node():
+    seats = places([("a", ("1",)), ("b", ("0",)), ("a", ("0",)), ("b", ("1",)), ("a", ("2",))])
+    ranks = [(place.world_rank, place.local_rank, place.node_rank, place.local_world_size) for place, _ in seats]
+    assert ranks == [(0, 0, 0, 3), (3, 0, 1, 2), (1, 1, 0, 3), (4, 1, 1, 2), (2, 2, 0, 3)]
+    assert [visible for _, visible in seats] == [("0", "1", "2"), ("0", "1")] * 2 + [("0", "1", "2")]
+    assert [place.device_index for place, _ in seats] == [1, 0, 0, 1, 2]
+    assert {place.world_size for place, _ in seats} == {5}
