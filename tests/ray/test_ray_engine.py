@@ -54,40 +54,32 @@ def test_resources_that_others_use_are_waited_for_only_so_long(ray_cluster):
     assert wait_until(lambda: free_cpus(ray_cluster) == before), "nothing stays reserved"
 
 
-def test_survivor_keeps_its_process_and_a_spare_takes_the_place_of_the_dead():
-    def train():
-        checkpoint = paceline.load_checkpoint()
-        if checkpoint is None:
-            paceline.save_checkpoint(pid=os.getpid())
-            paceline.load_checkpoint()
-            if paceline.world_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            while True:  # the survivor is unwound between two lines of Python
-                threading.Event().wait(0.01)
-        return os.getpid()
+def die_once(config):
+    """Rank 1 is killed in the first attempt, while rank 0 waits; in the second, all tell their pid."""
+    if paceline.load_checkpoint() is None:
+        paceline.save_checkpoint(begun=True)
+        paceline.load_checkpoint()
+        if paceline.world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            threading.Event().wait(config["pause_s"])
+    return os.getpid()
 
+
+def test_survivor_keeps_its_process_and_a_spare_takes_the_place_of_the_dead():
     with Trainer(backend=BackendConfig(), num_workers=2, engine=RayEngine(spare_workers=1)) as trainer:
         before = trainer.execute(os.getpid)
-        after = trainer.run(train)
+        after = trainer.run(die_once, {"pause_s": 0.01})  # unwound between two lines of Python
         assert after[0] == before[0]
         assert after[1] not in before
         assert paceline.load_run(trainer.latest_run_dir).status.state == "SUCCEEDED"
 
 
 def test_survivor_that_is_stuck_is_replaced_too():
-    def train():
-        checkpoint = paceline.load_checkpoint()
-        if checkpoint is None:
-            paceline.save_checkpoint(pid=os.getpid())
-            paceline.load_checkpoint()
-            if paceline.world_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            threading.Event().wait()  # in C code, without a time limit
-        return os.getpid()
-
     with Trainer(backend=BackendConfig(), num_workers=2, engine="ray") as trainer:
         before = trainer.execute(os.getpid)
-        assert set(trainer.run(train)).isdisjoint(before)
+        after = trainer.run(die_once, {"pause_s": None})  # waits in C code, for ever
+        assert set(after).isdisjoint(before)
 
 
 @pytest.mark.parametrize(

@@ -335,10 +335,15 @@ class Controller:
                 self._num_saving = 0
 
     def _close(self, state: str, error: BaseException | None) -> None:
-        if error is not None:  # otherwise all ranks have returned, and stay for the next run
-            self._release(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
-        self._attempt = None
         reason = None if error is None else _reason(error)
+        try:
+            if error is not None:  # otherwise all ranks have returned, and stay for the next run
+                self._release(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
+        finally:
+            self._attempt = None
+            self._tell_the_end(state, reason, error)
+
+    def _tell_the_end(self, state: str, reason: str | None, error: BaseException | None) -> None:
         self.folder.record_event("end", state=state, reason=reason)
         try:
             self._callbacks.finish_training(error=state == "FAILED", exception=error, status=state)
