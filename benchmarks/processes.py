@@ -48,8 +48,9 @@ def _wait_for(argv: Sequence[str], environ: Mapping[str, str], folder: Path, tim
         process = subprocess.Popen(
             argv, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
-        late = threading.Timer(timeout_s, _kill_tree, (process.pid,))
-        late.start()
+        expired = threading.Event()
+        alarm = threading.Timer(timeout_s, _expire, (expired, process.pid))
+        alarm.start()
         try:
             code = process.wait()  # without a timeout, which would look at the process in steps of up to 50 ms
             wall_s = time.perf_counter() - begin
@@ -58,9 +59,8 @@ def _wait_for(argv: Sequence[str], environ: Mapping[str, str], folder: Path, tim
             process.wait()
             raise
         finally:
-            is_late = not late.is_alive()
-            late.cancel()
-    if is_late:
+            alarm.cancel()
+    if expired.is_set():
         raise MeasurementError(f"took longer than {timeout_s:g} s")
     if code != 0:
         raise MeasurementError(f"ended with code {code}: {_last_words(log_path.read_text(errors='replace'))}")
@@ -87,6 +87,11 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _marks_path(folder: Path) -> Path:
     return folder / "marks.jsonl"
+
+
+def _expire(expired: threading.Event, pid: int) -> None:
+    expired.set()
+    _kill_tree(pid)
 
 
 def _kill_tree(pid: int) -> None:

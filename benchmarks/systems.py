@@ -36,7 +36,7 @@ class Torchrun(System):
         return [*launcher, *where, str(SCRIPTS / self.script), spec]
 
 
-_RESTARTING = ("--standalone", "--max-restarts", "1")  # without --standalone, no restart succeeds
+_RESTARTING = ("--standalone", "--max-restarts", "1")  # without --standalone, restarts failed or hung
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else restarted ranks may find addresses of dead ones
 _TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"}
 

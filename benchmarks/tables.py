@@ -44,7 +44,8 @@ def markdown(rows: Sequence[Row], facts: Mapping[str, str], title: str) -> str:
     for row in rows:
         peers = _peers(row)
         what, target, ours, met = _ours(row)
-        cells = [what, target, ours, "\n".join(text for text, _ in peers), "\n".join(text for _, text in peers), met]
+        ratios = "\n".join(text for _, text in peers) if row.has_ratios else ""
+        cells = [what, target, ours, "\n".join(text for text, _ in peers), ratios, met]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |")
     return "\n".join([*lines, "", _LEGEND, ""])
 

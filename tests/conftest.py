@@ -68,11 +68,8 @@ def no_leaks(request):
 def _world():
     expected = {one.pid for one in nursery._shared.values()}
     expected |= {info.pid for trainer in _long_lived if trainer._crew.group for info in trainer._crew.group.infos}
-    processes = {
-        f"{process.pid} {' '.join(process.cmdline()[:4])}"
-        for process in psutil.Process().children(recursive=True)
-        if process.pid not in expected and _is_alive(process) and not _belongs_to_ray(process)
-    }
+    children = (_described(process) for process in psutil.Process().children(recursive=True))
+    processes = {text for pid, text in filter(None, children) if pid not in expected}
     return {
         "processes": processes,
         "threads": {thread.name for thread in threading.enumerate()},
@@ -81,22 +78,23 @@ def _world():
     }
 
 
-def _belongs_to_ray(process):
-    """The cluster starts and ends processes as it likes; what we take from it is checked by its free resources."""
-    return "ray" in process.name() or any("ray" in word for word in process.cmdline()[:3])
+def _described(process):
+    """The pid and what it runs; None for one that has ended, or is Ray's.
+
+    A cluster starts and ends processes as it likes; what we take from it is checked by its free resources.
+    """
+    try:
+        command = process.cmdline()[:4]
+        is_rays = "ray" in process.name() or any("ray" in word for word in command)
+        return None if is_rays or process.status() == psutil.STATUS_ZOMBIE else (process.pid, " ".join(command))
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _scratch():
     groups = [trainer._crew.group for trainer in _long_lived]
     kept = {group._scratch.name for group in groups if group and getattr(group, "_scratch", None)}
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("paceline_")} - kept
-
-
-def _is_alive(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _leaks(before, after):

@@ -16,7 +16,7 @@ TOLERANCE = 1.05
 
 def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
     say(f"{', '.join(map(str, COUNTS))} workers")
-    sizes = {"num_steps": 200, "num_rounds": 2} if effort.is_quick else {"num_steps": 1000, "num_rounds": 7}
+    sizes = {"num_steps": 200, "num_rounds": 5} if effort.is_quick else {"num_steps": 1000, "num_rounds": 7}
     marks = run_script("control_scripted.py", counts=COUNTS, **sizes).marks
     *fewer, ours = [_figure(count, [one["seconds"] for one in marks if one["count"] == count]) for count in COUNTS]
     per_worker = [figure.value / count for figure, count in zip([*fewer, ours], COUNTS, strict=True)]

@@ -6,7 +6,6 @@ of 1, nothing recorded) and say so once, so the same training function also runs
 
 import logging
 import os
-import pickle
 import socket
 import sys
 import time
@@ -23,6 +22,7 @@ from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, Writ
 from paceline.errors import ArgumentTypeError
 from paceline.workers import parcel
 from paceline.workers.base import Place, Wire
+from paceline.workers.reports import pack
 
 logger = logging.getLogger(__name__)
 
@@ -62,26 +62,15 @@ class Session:
         self._saver = _saver(wire, task)
 
     def report(self, metrics: dict[str, Any]) -> None:
-        """Stamp, number and queue. The values are pickled here: what happens to them afterwards does not matter, and
-        one that cannot be sent is an error on the user's own line."""
+        """Number and send. The values are serialized here: what happens to them afterwards does not matter, and one
+        that cannot be sent is an error on the user's own line."""
         now = time.perf_counter()
         self._iteration += 1
-        for value in metrics.values():
-            if type(value) not in _PLAIN:
-                metrics = {key: _plain(item) for key, item in metrics.items()}
-                break
-        metrics["_timestamp"] = int(time.time())
-        elapsed = metrics.setdefault("_time_this_iter_s", now - self._last_report)
-        metrics["_training_iteration"] = self._iteration
-        self._last_report = now
+        elapsed_s, self._last_report = now - self._last_report, now
         if self._task.detailed_metrics:
-            self._total_s += elapsed
-            metrics.update(_detailed(self._total_s))
-        try:
-            packed = pickle.dumps(metrics, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception:
-            packed = _pack_metrics(metrics)
-        self._wire.report(packed)
+            self._total_s += metrics.get("_time_this_iter_s", elapsed_s)
+            metrics |= _detailed(self._total_s)
+        self._wire.report(pack(metrics, time.time(), elapsed_s, self._iteration, _pickled))
 
     def save_checkpoint(self, state: dict[str, Any], directory: str | Path | None) -> None:
         self._saver.save(state, directory, self._iteration)
@@ -280,16 +269,25 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _pack_metrics(metrics: dict[str, Any]) -> bytes:
-    for key, value in metrics.items():
-        try:
-            parcel.dumps(value)
-        except Exception as error:
-            raise ArgumentTypeError(
-                f"report({key}=...): a {type(value).__qualname__} cannot be sent to the driver "
-                f"({type(error).__name__}: {error}). Report numbers, text, arrays or tensors."
-            ) from error
-    return parcel.dumps(metrics)
+def _pickled(report: tuple[dict[str, Any], float, float, int]) -> bytes:
+    """For metrics that are more than plain values."""
+    metrics = {key: _plain(value) for key, value in report[0].items()}
+    try:
+        return parcel.dumps((metrics, *report[1:]))
+    except Exception as error:
+        for key, value in metrics.items():
+            _check_sendable(key, value)
+        raise ArgumentTypeError(f"These metrics cannot be sent to the driver ({error}).") from error
+
+
+def _check_sendable(key: str, value: Any) -> None:
+    try:
+        parcel.dumps(value)
+    except Exception as error:
+        raise ArgumentTypeError(
+            f"report({key}=...): a {type(value).__qualname__} cannot be sent to the driver "
+            f"({type(error).__name__}: {error}). Report numbers, text, arrays or tensors."
+        ) from error
 
 
 def _detailed(total_s: float) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 import paceline
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell may have turned it off
 import paceline
 from paceline import Trainer
 

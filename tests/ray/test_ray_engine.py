@@ -61,7 +61,7 @@ def die_once(config):
         paceline.load_checkpoint()
         if paceline.world_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        while True:
+        while not paceline.should_stop():
             threading.Event().wait(config["pause_s"])
     return os.getpid()
 
@@ -69,7 +69,7 @@ def die_once(config):
 def test_survivor_keeps_its_process_and_a_spare_takes_the_place_of_the_dead():
     with Trainer(backend=BackendConfig(), num_workers=2, engine=RayEngine(spare_workers=1)) as trainer:
         before = trainer.execute(os.getpid)
-        after = trainer.run(die_once, {"pause_s": 0.01})  # unwound between two lines of Python
+        after = trainer.run(die_once, {"pause_s": 0.01})  # which it notices by should_stop()
         assert after[0] == before[0]
         assert after[1] not in before
         assert paceline.load_run(trainer.latest_run_dir).status.state == "SUCCEEDED"

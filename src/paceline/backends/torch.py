@@ -27,7 +27,16 @@ class TorchConfig(BackendConfig):
 
     name: ClassVar[str] = "torch"
     package: ClassVar[str | None] = "torch"
-    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel")
+    preload: ClassVar[tuple[str, ...]] = (
+        "torch",
+        "torch.distributed",
+        "torch._dynamo",
+        "torch.nn.parallel",
+        "paceline.backends.torch",
+        "paceline.checkpoints.torch_arrays",
+        "paceline.prepare.loader",
+        "paceline.prepare.model",
+    )
 
     backend: str | None = None
     init_method: str = "env"

@@ -1,6 +1,5 @@
 """A session without a driver: run a training function, or a part of it, as if on a given rank."""
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +8,7 @@ from paceline.backends.base import BackendConfig
 from paceline.checkpoints import CheckpointStrategy
 from paceline.session import Session, Task, open_session
 from paceline.workers.base import Place
+from paceline.workers.reports import unpack
 
 
 class RecordingWire:
@@ -23,7 +23,7 @@ class RecordingWire:
         self.sent: list[tuple[str, Any]] = []
 
     def report(self, packed: bytes) -> None:
-        self.reports.append(pickle.loads(packed))
+        self.reports.append(unpack(packed))
 
     def send(self, kind: str, value: Any) -> None:
         self.sent.append((kind, value))

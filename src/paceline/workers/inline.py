@@ -4,7 +4,6 @@ The call runs inside `poll`, in the caller's thread, and each thing it sends is 
 """
 
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 
 from paceline.workers.base import Call, Event, Place, Raised, Resources, Returned, Sent, WorkerInfo, rank_environ
 from paceline.workers.devices import gpu_ids, share_gpus
+from paceline.workers.reports import unpack
 
 
 class InlineEngine:
@@ -113,4 +113,4 @@ class InlineWire:
         pass
 
     def report(self, packed: bytes) -> None:
-        self.send("report", pickle.loads(packed))
+        self.send("report", unpack(packed))

@@ -36,12 +36,16 @@ from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, s
 from paceline.workers.framing import FrameReader, send_message
 from paceline.workers.nursery import Nursery, shared_nursery
 from paceline.workers.output import LogTail
+from paceline.workers.reports import Report, ReportReader
 from paceline.workers.stacks import collect_stacks
 
 BATCH_S = 0.02
 """How long reports may gather before the driver takes them."""
 
 _PIPE_BYTES = 1 << 20
+
+_OWN_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceline.checkpoints.savers")
+"""What every worker uses of Paceline: named, not imported, since it belongs to the floors above."""
 
 
 class LocalEngine:
@@ -54,10 +58,13 @@ class LocalEngine:
         self.preload = tuple(preload)
 
     def warm(self, preload: Sequence[str]) -> None:
-        shared_nursery((*preload, *self.preload))
+        shared_nursery(self._all_of(preload))
 
     def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "LocalGroup":
-        return LocalGroup(num_workers, resources, (*preload, *self.preload))
+        return LocalGroup(num_workers, resources, self._all_of(preload))
+
+    def _all_of(self, preload: Sequence[str]) -> tuple[str, ...]:
+        return (*preload, *_OWN_MODULES, *self.preload)
 
     def describe(self) -> str:
         gpus = gpu_ids()
@@ -201,7 +208,16 @@ class _Line:
             fcntl.fcntl(self.report_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.sock.setblocking(False)
         os.set_blocking(self.report_fd, False)
-        self.messages, self.reports = FrameReader(self.sock.fileno()), FrameReader(self.report_fd)
+        self.messages = FrameReader(self.sock.fileno())
+        self._reports = ReportReader()
+
+    def reports(self) -> list[Report]:
+        """What is in the pipe now."""
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while len(data) < _PIPE_BYTES and (chunk := os.read(self.report_fd, _PIPE_BYTES)):
+                data += chunk
+        return self._reports.reports(data) if data else []
 
     @property
     def worker_fds(self) -> tuple[int, int]:
@@ -245,7 +261,7 @@ class _Worker:
         """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
         death of the process comes after everything it sent."""
         messages = [pickle.loads(body) for body in self.line.messages.bodies()]
-        events: list[Event] = [Sent(self.rank, "report", pickle.loads(body)) for body in self.line.reports.bodies()]
+        events: list[Event] = [Sent(self.rank, "report", report) for report in self.line.reports()]
         events.extend(self._event(kind, value) for kind, value in messages)
         if is_gone:
             self.alive = False

@@ -6,7 +6,6 @@ imports are the expensive part: the call they are in is unwound, and only the de
 
 import contextlib
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from paceline.errors import ArgumentError, ResourcesError, StackDumpError, Worke
 from paceline.workers import outcome
 from paceline.workers.base import Call, Died, Event, Place, Printed, Resources, Sent, WorkerInfo, rank_environ
 from paceline.workers.ray_worker import RayWorker
+from paceline.workers.reports import unpack
 
 _POLL_WAIT_S = 10.0
 _UNWIND_S = 2.0
@@ -272,7 +272,7 @@ class RayGroup:
     def _event(self, actor: _Actor, kind: str, value: Any) -> Event:
         rank = _rank(actor)
         if kind == "report":
-            return Sent(rank, kind, pickle.loads(value))
+            return Sent(rank, kind, unpack(value))
         if kind == "printed":
             return self._log(rank, value)
         if kind == "returned":

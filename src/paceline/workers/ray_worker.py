@@ -5,7 +5,6 @@ something, so a report costs an append and the driver makes one round trip for m
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -14,7 +13,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +46,7 @@ class RayWire:
         self.address = address
         self.shared: dict[str, Any] = {}
         self.stopping = False
+        self.is_unwinding = False
         self._waiting: list[tuple[str, Any]] = []
         self._changed = threading.Condition()
         self._urgent = False
@@ -60,6 +59,8 @@ class RayWire:
         self._put(kind, value, urgent=True)
 
     def _put(self, kind: str, value: Any, urgent: bool) -> None:
+        if self.is_unwinding:
+            raise Unwind
         with self._changed:
             while len(self._waiting) >= QUEUE_LIMIT:
                 self._changed.wait()
@@ -95,7 +96,7 @@ class RayWire:
 
     def begin_epoch(self, epoch: int) -> None:
         with self._changed:
-            self.epoch = epoch
+            self.epoch, self.is_unwinding = epoch, False
             self._waiting, self._urgent = [], False
             self._changed.notify_all()
 
@@ -152,14 +153,16 @@ class RayWorker:
         self._wire.stopping = True
 
     def unwind(self, grace_s: float) -> bool:
-        """Make the running call end; False when it did not within the grace period, stuck in C code as it is."""
-        deadline = time.monotonic() + grace_s
+        """Make the running call end; False when it did not within the grace period.
+
+        It ends where it next touches the session, or by the error of a collective in which a rank is missing. Raising
+        in it from outside, at any line, could leave a lock behind that nobody releases.
+        """
+        self._wire.stopping = self._wire.is_unwinding = True
         if self._thread is None or not self._thread.is_alive():
             self._leave_group()  # others may be waiting for us in a collective: this makes it fail there
-        while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
-            ident = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Unwind))
-            self._thread.join(0.05)
+        else:
+            self._thread.join(grace_s)
         ended = self._thread is None or not self._thread.is_alive()
         if ended:
             self._thread = None
@@ -185,7 +188,7 @@ class RayWorker:
             return file.read().decode(errors="replace")
 
     def _answer(self, payload: bytes) -> None:
-        with contextlib.suppress(Unwind):  # it may strike at any line, also when the call has just ended by itself
+        with contextlib.suppress(Unwind):
             self._call(payload)
 
     def _call(self, payload: bytes) -> None:

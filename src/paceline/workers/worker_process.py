@@ -14,6 +14,7 @@ import gc
 import os
 import queue
 import random
+import select
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 
 from paceline.workers import parcel
 from paceline.workers.base import Place
-from paceline.workers.framing import framed, recv_message, send_message
+from paceline.workers.framing import recv_message, send_message
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import flush_output, redirect_output
 
@@ -58,11 +59,12 @@ class ProcessWire:
         self._report_lock, self._send_lock = threading.Lock(), threading.Lock()
 
     def report(self, packed: bytes) -> None:
-        data = framed(packed)
+        if len(packed) <= select.PIPE_BUF:  # the kernel does not mix it with another thread's
+            os.write(self._report_fd, packed)
+            return
         with self._report_lock:
-            written = os.write(self._report_fd, data)
-            while written < len(data):
-                written += os.write(self._report_fd, data[written:])
+            while packed:
+                packed = packed[os.write(self._report_fd, packed) :]
 
     def send(self, kind: str, value: Any) -> None:
         with self._send_lock:

@@ -1,0 +1,59 @@
+"""Reports as bytes: plain values take the short way, everything else arrives all the same."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from paceline.testing import as_worker
+from paceline.workers.reports import ReportReader, pack, unpack
+
+
+def packed(metrics, iteration=1):
+    return pack(metrics, 12.7, 0.5, iteration, pickle.dumps)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {},
+        {"loss": 0.5, "step": 3, "name": "a", "done": True, "nothing": None},
+        {"nested": {"list": [1, (2, 3)], "set": {4}}, "big": 2**80, "nan": float("inf")},
+        {"numpy": np.float32(1.5)},
+        {"bytes": b"raw"},
+    ],
+)
+def test_round_trip_and_stamps_in_their_order(metrics):
+    report = unpack(packed(dict(metrics), iteration=7))
+    assert report == {**metrics, "_timestamp": 12, "_time_this_iter_s": 0.5, "_training_iteration": 7}
+    assert list(report) == [*metrics, "_timestamp", "_time_this_iter_s", "_training_iteration"]
+
+
+def test_time_that_the_user_measured_is_kept():
+    assert unpack(packed({"_time_this_iter_s": 9.0}))["_time_this_iter_s"] == 9.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
+def test_stream_in_pieces_of_any_size(size):
+    expected = [{"n": n, "array": np.arange(n)} if n % 3 == 0 else {"n": n, "text": "x" * n} for n in range(30)]
+    stream = b"".join(packed(dict(metrics), iteration) for iteration, metrics in enumerate(expected, 1))
+    reader = ReportReader()
+    reports = [report for at in range(0, len(stream), size) for report in reader.reports(stream[at : at + size])]
+    assert [report["n"] for report in reports] == list(range(30))
+    assert [report["_training_iteration"] for report in reports] == list(range(1, 31))
+
+
+def test_torn_report_at_the_end_never_shows():
+    reader = ReportReader()
+    whole, torn = packed({"n": 1}), packed({"n": 2})[:-3]
+    assert [report["n"] for report in reader.reports(whole + torn)] == [1]
+    assert reader.reports(b"") == []
+
+
+def test_session_stamps_what_is_reported():
+    import paceline
+
+    with as_worker() as wire:
+        paceline.report(loss=np.float64(0.25))
+        paceline.report(loss=0.5)
+    assert [(report["loss"], report["_training_iteration"]) for report in wire.reports] == [(0.25, 1), (0.5, 2)]
