@@ -86,7 +86,8 @@ def _described(process):
     try:
         command = process.cmdline()[:4]
         is_rays = "ray" in process.name() or any("ray" in word for word in command)
-        return None if is_rays or process.status() == psutil.STATUS_ZOMBIE else (process.pid, " ".join(command))
+        text = f"{process.pid} {' '.join(command)}"
+        return None if is_rays or process.status() == psutil.STATUS_ZOMBIE else (process.pid, text)
     except psutil.NoSuchProcess:
         return None
 

@@ -247,5 +247,7 @@ def test_progress_in_a_notebook(tmp_path):
     assert [output.output_type for output in outputs] == ["display_data"], "one output, updated in place"
     text = outputs[0].data["text/plain"]
     assert text.startswith("✓ SUCCEEDED · 1,000 steps in ")
-    assert text.strip().endswith("→ /results/sgd/run_001")
+    summary, metrics = text.strip().splitlines()
+    assert summary.strip().endswith("→ /results/sgd/run_001")
+    assert metrics.split() == ["loss", "0.001"]
     assert "SUCCEEDED" in outputs[0].data["text/html"]

@@ -97,5 +97,5 @@ def test_a_function_without_a_file_has_no_source() -> None:
     exec("def typed(config): return 1", namespace)  # as in a REPL
     described = describe_function(namespace["typed"])  # type: ignore[arg-type]
     assert (described["name"], described["source"], described["line"]) == ("typed", None, None)
-    assert describe_function(print)["source"] is None
-    assert describe_function(functools.partial(print))["name"] == "print"
+    assert describe_function(len)["source"] is None
+    assert describe_function(functools.partial(len))["name"] == "len"
