@@ -99,7 +99,7 @@ def _saver(wire: Wire, task: Task) -> Saver:
         return WritingSaver(
             task.resume_from, store, task.strategy, task.first_checkpoint_id, wire.send, before_commit=wire.flush
         )
-    return FollowingSaver(task.resume_from, store, task.first_checkpoint_id)
+    return FollowingSaver(task.resume_from, store, task.first_checkpoint_id, flush=wire.flush)
 
 
 _current: Session | None = None

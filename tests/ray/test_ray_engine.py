@@ -27,8 +27,15 @@ def wait_until(condition):
     return False
 
 
-def test_resources_are_exactly_as_asked_and_come_free(ray_cluster):
-    before = free_cpus(ray_cluster)
+@pytest.fixture
+def before(ray_cluster):
+    """The free CPUs, once those of earlier tests have come back."""
+    total = ray_cluster.cluster_resources()["CPU"]
+    assert wait_until(lambda: free_cpus(ray_cluster) == total)
+    return total
+
+
+def test_resources_are_exactly_as_asked_and_come_free(ray_cluster, before):
     with Trainer(backend=BackendConfig(), num_workers=2, cpus_per_worker=1.5, engine="ray") as trainer:
         assert trainer.run(paceline.world_rank) == [0, 1]
         assert wait_until(lambda: free_cpus(ray_cluster) == before - 3)
@@ -45,8 +52,7 @@ def test_resources_that_the_cluster_does_not_have_are_an_error_at_once():
         Trainer(backend=BackendConfig(), resources_per_worker={"TPU": 1}, engine="ray", logdir="unused").start()
 
 
-def test_resources_that_others_use_are_waited_for_only_so_long(ray_cluster):
-    before = free_cpus(ray_cluster)
+def test_resources_that_others_use_are_waited_for_only_so_long(ray_cluster, before):
     with Trainer(backend=BackendConfig(), num_workers=1, cpus_per_worker=before, engine="ray"):
         engine = RayEngine(start_timeout_s=0.5)
         with pytest.raises(ResourcesError, match=r"within 0.5 s.*are free"):

@@ -68,13 +68,21 @@ class WritingSaver:
 
 
 class FollowingSaver:
-    """Any other rank: its n-th save stands for rank 0's n-th."""
+    """Any other rank: its n-th save stands for rank 0's n-th. `flush` makes sure that what this rank has reported so
+    far survives it, for nobody will report it again once rank 0's checkpoint counts."""
 
-    def __init__(self, resume_from: str | dict[str, Any] | None, store: CheckpointStore, first_id: int):
-        self._resume_from, self._store = resume_from, store
+    def __init__(
+        self,
+        resume_from: str | dict[str, Any] | None,
+        store: CheckpointStore,
+        first_id: int,
+        flush: Callable[[], None] = lambda: None,
+    ):
+        self._resume_from, self._store, self._flush = resume_from, store, flush
         self._next_id = self._first_id = first_id
 
     def save(self, state: dict[str, Any], directory: str | Path | None, iteration: int) -> None:
+        self._flush()
         self._next_id += 1
 
     def load(self) -> Checkpoint | None:

@@ -39,7 +39,7 @@ from paceline.workers.output import LogTail
 from paceline.workers.reports import Report, ReportReader
 from paceline.workers.stacks import collect_stacks
 
-BATCH_S = 0.02
+BATCH_S = 0.05
 """How long reports may gather before the driver takes them."""
 
 _PIPE_BYTES = 1 << 20
