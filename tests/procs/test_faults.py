@@ -78,7 +78,8 @@ def test_worker_is_lost_and_training_continues_from_the_checkpoint(warm, trouble
     [(attempt, reason)] = callback.reasons
     assert attempt == 1
     assert f"rank {rank}" in reason
-    assert named in reason or "was lost" in reason, "Ray does not say how"
+    is_told_how = warm.engine.name == "local" or trouble is leave  # Ray itself does not say how
+    assert (named if is_told_how else "was lost") in reason
     assert callback.steps == [1, 2, 3, 4, 5], "resumed where the checkpoint was: no step twice"
     assert callback.end == (False, "SUCCEEDED")
     assert warm.latest_checkpoint == {"step": 5, "total": 30.0}
