@@ -23,6 +23,9 @@ def results_dir(tmp_path_factory):
         patch.setattr(tempfile, "tempdir", None)  # it is remembered from the first use on
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        # Some tests start Ray in this process; those that follow and do not name an engine mean this machine.
+        patch.setattr("paceline.workers.ray_is_in_use", lambda: False)
         yield path
 
 

@@ -20,7 +20,8 @@ names the rank and carries the worker's traceback. The tree below is for everyth
     │   ├── CheckpointDamagedError             a committed checkpoint does not read back
     │   └── CheckpointWriteError (OSError)     storage refused the checkpoint
     ├── StackDumpError (RuntimeError)          stacks were asked for where there are no workers
-    └── RunNotFoundError (FileNotFoundError)   a path that is not a run folder
+    ├── RunNotFoundError (FileNotFoundError)   a path that is not a run folder
+    └── RunNotResumableError (RuntimeError)    a run that has ended, or whose call cannot be opened
 
 All of them pickle, so they travel from a worker to the driver unchanged.
 """
@@ -105,4 +106,8 @@ class StackDumpError(PacelineError, RuntimeError):
 
 
 class RunNotFoundError(PacelineError, FileNotFoundError):
+    pass
+
+
+class RunNotResumableError(PacelineError, RuntimeError):
     pass

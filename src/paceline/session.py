@@ -44,6 +44,8 @@ class Task:
     first_checkpoint_id: int = 1
     first_iteration: int = 0
     detailed_metrics: bool = False
+    in_step: bool = False
+    """Whether `report` waits until somebody wants the next step."""
 
 
 class Session:
@@ -71,6 +73,9 @@ class Session:
             self._total_s += metrics.get("_time_this_iter_s", elapsed_s)
             metrics |= _detailed(self._total_s)
         self._wire.report(pack(metrics, time.time(), elapsed_s, self._iteration, _pickled))
+        if self._task.in_step:
+            self._wire.ask("turn", self._iteration)
+            self._last_report = time.perf_counter()
 
     def save_checkpoint(self, state: dict[str, Any], directory: str | Path | None) -> None:
         self._saver.save(state, directory, self._iteration)

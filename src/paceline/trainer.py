@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,19 @@ from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, read_info
 from paceline.control.controller import Controller, Plan
 from paceline.control.crew import Crew, Setup
+from paceline.control.failure import Budget
 from paceline.control.iterator import SGDIterator
-from paceline.errors import ArgumentError, ArgumentTypeError, StackDumpError, TrainerStateError
-from paceline.runs import RunFolder, describe_function, resolve_logdir
+from paceline.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    RunNotResumableError,
+    StackDumpError,
+    TrainerStateError,
+)
+from paceline.runs import KeptCall, RunFolder, describe_function, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
-from paceline.workers.base import Engine, Resources
+from paceline.workers.base import Engine, Resources, Size
 
 DETAILED_METRICS = "SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS"
 
@@ -33,20 +41,27 @@ class Trainer:
 
     Args:
         backend: how the workers become one group: "torch", or a config object such as `TorchConfig(timeout_s=60)`.
-        num_workers: 0 runs the function in this process, where a debugger works.
+        num_workers: 0 runs the function in this process, where a debugger works. A pair (min, max) is elastic: as many
+            as can be had, more when there is room, fewer when a lost one is not replaced; max may be `math.inf`.
         use_gpu: one GPU for each worker, unless `gpus_per_worker` says how many.
         cpus_per_worker, gpus_per_worker, resources_per_worker: what a worker may use; the dict has "CPU" and "GPU".
         logdir: where the runs of this Trainer go; a relative path is below the results folder (`~/paceline_results`,
             or the environment variable PACELINE_RESULTS). Default: a new folder named after the present time.
         max_retries: how often a run may be restarted after workers have died; negative means always.
-        engine: where the workers live; by default this machine.
+        engine: where the workers live: "local" (this machine), "ray", or an engine object. By default Ray, if this
+            process is connected to it or RAY_ADDRESS is set, else this machine.
         hang_timeout_s: treat a rank that sends nothing for so long as failed, and keep its stacks. Default: wait.
+        replacement_timeout_s: how long an elastic group waits for a lost worker to be replaced before it shrinks.
+        max_preemptions: how often a run may be restarted because workers were taken away on purpose (SIGTERM, a node
+            that is drained); negative means always.
+        preemption_grace_s: how long the function has, from such a notice on, to save and return: `should_stop()` is
+            true meanwhile.
     """
 
     def __init__(
         self,
         backend: str | BackendConfig = "torch",
-        num_workers: int = 1,
+        num_workers: int | tuple[int, float] = 1,
         use_gpu: bool = False,
         cpus_per_worker: float | None = None,
         gpus_per_worker: float | None = None,
@@ -55,15 +70,24 @@ class Trainer:
         max_retries: int = 3,
         engine: str | Engine | None = None,
         hang_timeout_s: float | None = None,
+        replacement_timeout_s: float = 30.0,
+        max_preemptions: int = -1,
+        preemption_grace_s: float = 30.0,
     ):
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.backend = resolve_backend(backend)
-        self.num_workers = _check_count("num_workers", num_workers)
+        self.num_workers = num_workers
+        size = _size(num_workers, replacement_timeout_s)
         self.resources = _resources(use_gpu, cpus_per_worker, gpus_per_worker, resources_per_worker)
-        self.max_retries = _check_int("max_retries", max_retries)
+        self.budget = Budget(
+            max_retries=_check_int("max_retries", max_retries),
+            max_preemptions=_check_int("max_preemptions", max_preemptions),
+        )
+        self.preemption_grace_s = _check_duration("preemption_grace_s", preemption_grace_s)
         self.hang_timeout_s = _check_timeout("hang_timeout_s", hang_timeout_s)
-        self.engine = resolve_engine(engine, num_workers=num_workers)
+        self.engine = resolve_engine(engine, max_workers=size.max)
         self.logdir: Path = resolve_logdir(logdir)
-        self._crew = Crew(self.engine, self.backend, self.num_workers, self.resources)
+        self._crew = Crew(self.engine, self.backend, size, self.resources)
         self._iterator: SGDIterator | None = None
         self._controller: Controller | None = None
         self._loaded: tuple[str, Checkpoint] | None = None
@@ -126,28 +150,51 @@ class Trainer:
         checkpoint_strategy: CheckpointStrategy | None = None,
     ) -> SGDIterator:
         """The same as `run`, but hands out each step: iterate to get the reports of all ranks as they come."""
+        _takes_config(train_func)
+        call = KeptCall(
+            self._arguments, train_func, _config(config), _checkpoint(checkpoint), _strategy(checkpoint_strategy)
+        )
         listeners = _callbacks(callbacks)
-        takes_config = _takes_config(train_func)
-        strategy = _strategy(checkpoint_strategy)
-        config, checkpoint = _config(config), _checkpoint(checkpoint)
         self._end_former_run()
         folder = RunFolder.create(self.logdir)
-        root = _checkpoint_root(strategy, folder)
-        plan = Plan(
-            fn=train_func,
-            config=config,
-            takes_config=takes_config,
-            checkpoint=checkpoint,
-            checkpoint_root=root,
-            strategy=strategy,
-            max_retries=self.max_retries,
-            hang_timeout_s=self.hang_timeout_s,
-            detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
-        )
+        plan = self._plan(call, folder)
         folder.write_request(self._request(plan))
-        self._controller = Controller(self._crew, self.backend, plan, folder, listeners)
-        self._iterator = SGDIterator(self._controller)
-        return self._iterator
+        folder.keep_call(call)
+        return self._drive(plan, folder, listeners)
+
+    @classmethod
+    def resume(
+        cls,
+        run_dir: str | os.PathLike[str],
+        train_func: Callable[..., Any] | None = None,
+        callbacks: Sequence[SGDCallback] | None = None,
+        *,
+        trusted: bool = False,
+    ) -> list[Any]:
+        """Go on with a run whose driver died, or that failed or was stopped: with the same function, config and Trainer
+        arguments, from its last committed checkpoint, in the same run folder. Blocking; returns what `run` would have.
+
+        Args:
+            run_dir: the run folder, or the logdir of a Trainer, for its newest run.
+            train_func: a mended function to go on with.
+            callbacks: they are not part of the folder: give them again.
+            trusted: open a folder that this user's account has not written, which may run any code that is in it.
+        """
+        run = load_run(run_dir)
+        if run.status.state == "SUCCEEDED":
+            raise RunNotResumableError(f"{run.path} has succeeded: there is nothing left to do.")
+        if run.is_alive:
+            raise TrainerStateError(f"{run.path} is going on, driven by process {run.status.pid} on {run.status.host}.")
+        call = load_call(run.path, train_func, trusted)
+        _takes_config(call.fn)
+        listeners = _callbacks(callbacks)
+        trainer = cls(**{**call.arguments, "logdir": run.path.parent})
+        try:
+            folder = RunFolder.reopen(run.path)
+            with trainer._drive(trainer._plan(call, folder), folder, listeners) as iterator:
+                return iterator.get_final_results(force=True) or []
+        finally:
+            trainer.shutdown()
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `fn(*args, **kwargs)` on every worker and return the values by rank. With the class API, the worker's
@@ -260,6 +307,25 @@ class Trainer:
             )
         iterator.close()
 
+    def _plan(self, call: KeptCall, folder: RunFolder) -> Plan:
+        return Plan(
+            fn=call.fn,
+            config=call.config,
+            takes_config=_takes_config(call.fn),
+            checkpoint=call.checkpoint,
+            checkpoint_root=_checkpoint_root(call.strategy, folder),
+            strategy=call.strategy,
+            budget=self.budget,
+            grace_s=self.preemption_grace_s,
+            hang_timeout_s=self.hang_timeout_s,
+            detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
+        )
+
+    def _drive(self, plan: Plan, folder: RunFolder, callbacks: CallbackList) -> SGDIterator:
+        self._controller = Controller(self._crew, self.backend, plan, folder, callbacks)
+        self._iterator = SGDIterator(self._controller)
+        return self._iterator
+
     def _load(self, path: str) -> Checkpoint:
         if self._loaded is None or self._loaded[0] != path:
             self._loaded = (path, load(path))
@@ -273,7 +339,7 @@ class Trainer:
             "backend": repr(self.backend),
             "num_workers": self.num_workers,
             "resources": {"cpus": self.resources.cpus, "gpus": self.resources.gpus, **self.resources.custom},
-            "max_retries": self.max_retries,
+            "max_retries": self.budget.max_retries,
             "checkpoint": plan.checkpoint if isinstance(plan.checkpoint, str) else None,
             "checkpoint_root": plan.checkpoint_root,
             "checkpoint_strategy": plan.strategy,
@@ -382,10 +448,27 @@ def _check_int(name: str, value: Any) -> int:
     return value
 
 
-def _check_count(name: str, value: Any) -> int:
-    if _check_int(name, value) < 0:
-        raise ArgumentError(f"{name}={value}: expected 1 or more, or 0 to run in this process.")
-    return int(value)
+def _size(num_workers: Any, replacement_timeout_s: float) -> Size:
+    replacement_timeout_s = _check_duration("replacement_timeout_s", replacement_timeout_s)
+    if not isinstance(num_workers, tuple | list):
+        if _check_int("num_workers", num_workers) < 0:
+            raise ArgumentError(f"num_workers={num_workers}: expected 1 or more, or 0 to run in this process.")
+        return Size(num_workers, num_workers, replacement_timeout_s)
+    if len(num_workers) != 2:
+        raise ArgumentError(f"num_workers={num_workers!r}: expected a number, or a pair (min, max).")
+    least, most = num_workers
+    _check_int("the minimum of num_workers", least)
+    if most != math.inf:
+        _check_int("the maximum of num_workers", most)
+    if not 1 <= least <= most:
+        raise ArgumentError(f"num_workers={num_workers!r}: expected 1 <= min <= max; max may be math.inf.")
+    return Size(least, most, replacement_timeout_s)
+
+
+def _check_duration(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ArgumentError(f"{name}={value!r}: expected a number of seconds, from 0 on.")
+    return value
 
 
 def _check_timeout(name: str, value: float | None) -> float | None:

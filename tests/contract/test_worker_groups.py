@@ -1,13 +1,14 @@
 """One suite for every engine that Paceline knows: what `WorkerGroup` promises holds wherever the workers live."""
 
 import os
+import signal
 import threading
 
 import pytest
 
 from paceline.errors import TrainFunctionError
 from paceline.workers import ENGINES, resolve_engine
-from paceline.workers.base import Call, Died, Printed, Raised, Resources, Returned, Sent
+from paceline.workers.base import Asked, Call, Died, Preempted, Printed, Raised, Resources, Returned, Sent, Size
 
 ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
 
@@ -15,7 +16,7 @@ ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
 @pytest.fixture(params=sorted(ENGINES))
 def group(request, ray_cluster):
     size = 0 if request.param == "inline" else 2
-    group = resolve_engine(request.param, num_workers=size).group(size, Resources(), ())
+    group = resolve_engine(request.param, max_workers=size).group(Size(size, size), Resources(), ())
     group.start()
     yield group
     group.close()
@@ -23,7 +24,7 @@ def group(request, ray_cluster):
 
 @pytest.fixture(params=ON_PROCESSES)
 def process_group(request, ray_cluster):
-    group = resolve_engine(request.param, num_workers=2).group(2, Resources(), ())
+    group = resolve_engine(request.param, max_workers=2).group(Size(2, 2), Resources(), ())
     group.start()
     yield group
     group.close()
@@ -253,3 +254,77 @@ def test_function_sees_the_drivers_working_directory_path_and_environment(proces
         assert cwd == os.getcwd()
         assert path[: len(sys.path)] == sys.path
         assert ranks == [str(rank), "2"]
+
+
+def test_a_question_is_answered(group):
+    events = []
+
+    def deliver(event):
+        events.append(event)
+        if isinstance(event, Asked):
+            wrong = event.value < 0
+            group.answer(event, ValueError("negative") if wrong else event.value * 2)
+
+    def ask(wire):
+        doubled = wire.ask("double", 21)
+        try:
+            wire.ask("double", -1)
+        except ValueError as error:
+            return doubled, str(error)
+
+    group.submit(dict.fromkeys(range(len(group.infos)), Call(ask)))
+    while len(of(Returned, events)) < len(group.infos):
+        group.poll(0.1, deliver)
+    assert {event.value for event in of(Returned, events)} == {(42, "negative")}
+    assert [event.topic for event in of(Asked, events)] == ["double"] * 2 * len(group.infos)
+
+
+def test_sigterm_in_a_call_is_a_notice_and_makes_it_stop(process_group):
+    def wait(wire):
+        wire.send("ready", os.getpid())
+        while not wire.stopping:
+            threading.Event().wait(0.01)
+        return "saved"
+
+    events = []
+    process_group.submit({1: Call(wait)})
+    while not of(Returned, events):
+        process_group.poll(0.1, events.append)
+        ready = [event for event in of(Sent, events) if event.kind == "ready"]
+        if ready and not of(Preempted, events):
+            os.kill(ready[0].value, signal.SIGTERM)
+    assert of(Preempted, events)[0].rank == 1
+    assert [event.value for event in of(Returned, events)] == ["saved"]
+
+
+def test_sigterm_ends_an_idle_worker_and_the_group_is_made_whole(process_group):
+    pids = [info.pid for info in process_group.infos]
+    os.kill(pids[1], signal.SIGTERM)
+    while process_group.healthy():
+        threading.Event().wait(0.01)
+    process_group.abort()
+    process_group.start()
+    assert process_group.healthy()
+    assert process_group.infos[1].pid != pids[1]
+
+
+def fork_and_terminate(wire):
+    """As a data loader does with its workers."""
+    ready, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(tell, b"!")
+        threading.Event().wait()
+    os.read(ready, 1)
+    os.kill(child, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_sigterm_to_a_child_of_the_function_is_no_notice(process_group):
+    events = run(process_group, fork_and_terminate)
+    assert [event.value for event in of(Returned, events)] == [-signal.SIGTERM] * 2
+    assert of(Preempted, events) == []
+
+
+def test_a_group_of_fixed_size_never_grows(group):
+    assert not group.can_grow()

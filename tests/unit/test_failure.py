@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.control.failure import Facts, GiveUp, Restart, decide, settle_s
+from paceline.control.failure import Budget, Facts, GiveUp, Restart, decide, settle_s
 from paceline.control.gather import Mismatch
 from paceline.errors import ReportMismatchError, TrainFunctionError, WorkersLostError
 from paceline.workers.base import Died, Raised
@@ -15,7 +15,7 @@ def is_suspect(error):
 
 
 def judge(facts, num_restarts=0, max_retries=3):
-    return decide(facts, is_suspect=is_suspect, num_restarts=num_restarts, max_retries=max_retries)
+    return decide(facts, is_suspect=is_suspect, budget=Budget(max_retries=max_retries, num_losses=num_restarts))
 
 
 def test_worker_is_killed():

@@ -15,8 +15,10 @@ class SGDCallback:
         │
         ├─ handle_result([rank 0's dict, rank 1's dict, …])     once per step: when every rank has reported it
         ├─ handle_checkpoint(checkpoint)                        when a checkpoint is complete on storage
-        ├─ handle_restart(attempt, reason)                      workers died, and the function starts again;
-        │                                                       results after this may repeat earlier steps
+        ├─ handle_restart(attempt, reason, cause=)              the function starts again: workers died, were taken
+        │                                                       away, or there is room for more of them; results
+        │                                                       after this may repeat earlier steps
+        ├─ handle_resize(world_size, former=, reason=)          from now on there are more, or fewer, workers
         │
         finish_training(error, exception=, status=)             once, however the run ended
 
@@ -31,7 +33,8 @@ class SGDCallback:
     """
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
-        """`logdir` is the folder of this run. `info`: run_id ("run_001"), num_workers, world_size."""
+        """`logdir` is the folder of this run. `info`: run_id ("run_001"), num_workers, world_size, and is_resumed:
+        whether an earlier driver has already written to that folder."""
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
         """`results` holds one dict per rank, in rank order. This callback may change and keep them."""
@@ -40,7 +43,11 @@ class SGDCallback:
         """`checkpoint` can be loaded from now on, also after a crash."""
 
     def handle_restart(self, attempt: int, reason: str, **info: Any) -> None:
-        """`attempt` counts the restarts of this run from 1; `reason` says which workers died and how."""
+        """`attempt` counts the restarts of this run from 1; `reason` says which workers died and how. `info`: cause
+        ("loss", "preemption" or "growth")."""
+
+    def handle_resize(self, world_size: int, **info: Any) -> None:
+        """`info`: former, the number of workers until now, and reason. Told before the function starts again."""
 
     def finish_training(self, error: bool = False, **info: Any) -> None:
         """`error` is True exactly when the run failed.

@@ -29,6 +29,7 @@ class CallbackList:
         # An object that only has the three required methods is welcome too.
         self._on_checkpoint = [c for c in self._callbacks if hasattr(c, "handle_checkpoint")]
         self._on_restart = [c for c in self._callbacks if hasattr(c, "handle_restart")]
+        self._on_resize = [c for c in self._callbacks if hasattr(c, "handle_resize")]
 
     def __len__(self) -> int:
         return len(self._callbacks)
@@ -63,6 +64,10 @@ class CallbackList:
     def handle_restart(self, attempt: int, reason: str, **info: Any) -> None:
         for callback in self._on_restart:
             callback.handle_restart(attempt, reason, **info)
+
+    def handle_resize(self, world_size: int, **info: Any) -> None:
+        for callback in self._on_resize:
+            callback.handle_resize(world_size, **info)
 
     def finish_training(
         self,

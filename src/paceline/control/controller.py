@@ -5,6 +5,9 @@ attempt    ready the workers, submit the function, then poll: reports become ste
            get each step before the caller does
 failure    wait a moment for a better explanation, then decide (see `failure`): restart from the last committed
            checkpoint, or give up
+notice     a worker, or this process, will be taken away: the function gets a grace period in which to save, then the
+           run goes on without what is gone, or ends
+room       there could be more workers: at the next committed checkpoint the function starts again with them
 close      workers that may be out of step are ended, status.json, callbacks' finish_training: always, once
 """
 
@@ -19,17 +22,21 @@ from paceline.backends.base import BackendConfig
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo, CheckpointStore, CheckpointStrategy
 from paceline.control.crew import POLL_S, Crew
-from paceline.control.failure import Decision, Facts, GiveUp, Restart, decide, settle_s
+from paceline.control.failure import Budget, Decision, Facts, GiveUp, Restart, decide, settle_s
 from paceline.control.gather import Gather, Report
+from paceline.control.termination import Terminated, on_sigterm
 from paceline.errors import WorkersLostError, WorkerStartError
 from paceline.runs import RunFolder
 from paceline.session import Task, train
-from paceline.workers.base import Call, Died, Event, Printed, Raised, Returned, Sent, WorkerGroup
+from paceline.workers.base import Asked, Call, Died, Event, Preempted, Printed, Raised, Returned, Sent, WorkerGroup
 
 logger = logging.getLogger(__name__)
 
 SAVE_GRACE_S = 30.0
 """How long a failing run waits for a checkpoint that is being written."""
+
+ROOM_LOOK_S = 1.0
+"""How often to ask whether there could be more workers."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,14 @@ class Plan:
     checkpoint: str | dict[str, Any] | None
     checkpoint_root: str
     strategy: CheckpointStrategy
-    max_retries: int = 3
+    first_checkpoint_id: int = 1
+    """Checkpoints in the folder with a lower id are none of this run's."""
+    budget: Budget = field(default_factory=Budget)
+    grace_s: float = 30.0
     hang_timeout_s: float | None = None
     detailed_metrics: bool = False
+    in_step: bool = False
+    """Whether `report` waits until the next step is asked for, so that nobody trains further than was decided."""
 
 
 @dataclass
@@ -58,6 +70,16 @@ class _Attempt:
     values: dict[int, Any] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     trouble_at: float | None = None
+    deadline: float | None = None
+    """When the grace period ends of a worker that will be taken away."""
+    next_look: float = 0.0
+    has_room: bool = False
+    grows: bool = False
+    turns: list[Asked] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return len(self.progress)
 
     @property
     def num_ended(self) -> int:
@@ -81,12 +103,17 @@ class Controller:
         self.latest: CheckpointInfo | None = None
         self.kept: tuple[dict[str, Any], int] | None = None
         """With num_to_keep=0: the latest state and its iteration."""
-        self.num_restarts = 0
+        self.attempt = folder.first_attempt
+        self._budget = plan.budget
         self._crew, self._backend, self._callbacks, self._clock = crew, backend, callbacks, clock
         self._ready: deque[list[Report]] = deque()
         self._attempt: _Attempt | None = None
         self._num_saving = 0
         self._stop_requested = self._announced = False
+        self._terminated_at: float | None = None
+        self._restore_sigterm: Callable[[], None] = lambda: None
+        self._world_size = crew.world_size
+        self._reason = "the run has begun"
 
     def steps(self) -> Iterator[list[Report]]:
         """Run to the end, handing out each step: a list of reports in rank order. Closing it stops the run.
@@ -99,8 +126,10 @@ class Controller:
         try:
             while (decision := (yield from self._run_attempt())) is not None:
                 self._act_on(decision)
+            if self._terminated_at is not None:
+                raise Terminated
             state = "STOPPED" if self._stop_requested else "SUCCEEDED"
-        except (GeneratorExit, KeyboardInterrupt) as caught:
+        except (GeneratorExit, KeyboardInterrupt, Terminated) as caught:
             error = caught
             raise
         except BaseException as caught:
@@ -116,7 +145,18 @@ class Controller:
         if attempt is not None:
             attempt.group.request_stop()
 
+    def _on_sigterm(self) -> None:
+        """In a signal handler: only leave a note, which the loop finds."""
+        self._terminated_at = self._clock()
+
+    def _look_for_sigterm(self) -> None:
+        """Let the function save and return; the run then ends, and so does this process."""
+        if self._terminated_at is not None and not self._stop_requested:
+            self.folder.record_event("terminated", reason="SIGTERM", grace_s=self.plan.grace_s)
+            self.request_stop()
+
     def _open(self) -> None:
+        self._restore_sigterm = on_sigterm(self._on_sigterm)
         self.folder.set_state("RUNNING")
         self.folder.start_heartbeat()
         self.folder.record_environment()
@@ -125,13 +165,15 @@ class Controller:
                 str(self.folder.path),
                 self.plan.config,
                 run_id=self.folder.path.name,
-                num_workers=self._crew.world_size,
-                world_size=self._crew.world_size,
+                num_workers=self._world_size,
+                world_size=self._world_size,
+                is_resumed=self.attempt > 0,
             )
         except BaseException as error:
             state = "FAILED" if isinstance(error, Exception) else "STOPPED"
             self.folder.set_state(state, reason=f"a callback did not start: {_reason(error)}")
             self.folder.close()
+            self._restore_sigterm()
             raise
 
     def _run_attempt(self) -> Generator[list[Report], None, Decision | None]:
@@ -143,20 +185,42 @@ class Controller:
         if not self._announced:
             self._announced = True
             yield []
-        while attempt.num_ended < self._crew.world_size and not self._settled(attempt):
+        while not self._is_over(attempt):
             attempt.group.poll(self._patience(attempt), self._take)
             self._look_for_hang(attempt)
+            self._look_for_room(attempt)
+            self._look_for_sigterm()
             self.folder.flush()
             while self._ready:
-                yield self._ready.popleft()
+                step = self._ready.popleft()
+                yield step
+                self._grant_turns(attempt, step[0]["_training_iteration"])
+        return self._conclude(attempt)
+
+    def _is_over(self, attempt: _Attempt) -> bool:
+        if attempt.num_ended == attempt.size or self._settled(attempt) or self._is_out_of_time(attempt):
+            return True
+        return attempt.grows and not attempt.num_ended
+
+    def _is_out_of_time(self, attempt: _Attempt) -> bool:
+        """Whether the grace period is over, of a worker or of this process."""
+        limits = [attempt.deadline, None if self._terminated_at is None else self._terminated_at + self.plan.grace_s]
+        return any(limit is not None and self._clock() >= limit for limit in limits)
+
+    def _conclude(self, attempt: _Attempt) -> Decision | None:
         attempt.facts.mismatch = attempt.facts.mismatch or attempt.gather.mismatch()
-        if attempt.facts:
+        if attempt.facts or (attempt.facts.preempted and not self._stop_requested):
             return self._decide(attempt.facts)
+        if self._terminated_at is not None:
+            return None
+        if attempt.num_ended < attempt.size:
+            return Restart("there is room for more workers", "growth")
         self.values = [attempt.values[rank] for rank in sorted(attempt.values)]
         return None
 
     def _begin(self) -> _Attempt:
         group = self._crew.ensure()
+        self._tell_size(len(group.infos))
         resume_from, iteration, next_id = self._resume_point()
         self._record_leftovers(iteration)
         task = Task(
@@ -169,29 +233,41 @@ class Controller:
             first_checkpoint_id=next_id,
             first_iteration=iteration,
             detailed_metrics=self.plan.detailed_metrics,
+            in_step=self.plan.in_step,
         )
-        ranks = range(self._crew.world_size)
+        ranks = range(len(group.infos))
         call = Call(
             train,
             (task,),
             label=f"train_func {getattr(self.plan.fn, '__name__', self.plan.fn)!r}, or its config,",
         )
         self._attempt = _Attempt(group, Gather(len(ranks)), [self._clock()] * len(ranks))
-        self.folder.set_state("RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.num_restarts)
-        self.folder.record_event("attempt", number=self.num_restarts, resumes_from=_name_of(resume_from))
+        self.folder.set_state("RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.attempt)
+        self.folder.record_event(
+            "attempt", number=self.attempt, resumes_from=_name_of(resume_from), world_size=len(ranks)
+        )
         group.submit(dict.fromkeys(ranks, call), {rank: self.folder.log_path(rank) for rank in ranks})
         if self._stop_requested:
             group.request_stop()
         return self._attempt
+
+    def _tell_size(self, world_size: int) -> None:
+        former, self._world_size = self._world_size, world_size
+        if former != world_size:
+            self.folder.record_event("resize", former=former, world_size=world_size, reason=self._reason)
+            self._callbacks.handle_resize(world_size, former=former, reason=self._reason)
 
     def _resume_point(self) -> tuple[str | dict[str, Any] | None, int, int]:
         """Where this attempt starts: checkpoint, iteration, and the id of the next checkpoint."""
         if self.kept is not None:
             return self.kept[0], self.kept[1], 1
         next_id = 1
-        if self.num_restarts and self.plan.strategy.num_to_keep != 0:
+        if self.attempt and self.plan.strategy.num_to_keep != 0:
             store = CheckpointStore(self.plan.checkpoint_root)
-            for info in store.list():
+            own = [info for info in store.list() if info.id >= self.plan.first_checkpoint_id]
+            if self._attempt is None:
+                self.latest = own[-1] if own else None  # of an earlier driver, who told about it
+            for info in own:
                 self._note_commit(info)  # a worker may have died between its commit and telling us
             next_id = store.next_id()
         if self.latest is not None:
@@ -204,9 +280,9 @@ class Controller:
         former = self._attempt
         for reports in former.gather.leftovers() if former is not None else ():
             step = next(iter(reports.values()))["_training_iteration"]
-            if step <= iteration:
-                ranks = [reports.get(rank) for rank in range(self._crew.world_size)]
-                self.folder.record_step(step, self.num_restarts - 1, ranks)
+            if former is not None and step <= iteration:
+                ranks = [reports.get(rank) for rank in range(former.size)]
+                self.folder.record_step(step, self.attempt - 1, ranks)
 
     def _take(self, event: Event) -> None:
         attempt = self._attempt
@@ -227,6 +303,11 @@ class Controller:
                     self._crew.mark_unfit()
             case Raised():
                 attempt.facts.raised.append(event)
+            case Preempted(rank, reason):
+                self._take_notice(attempt, rank, reason)
+            case Asked(rank, _, "turn"):
+                attempt.progress[rank] = self._clock()
+                attempt.turns.append(event)
             case Died(rank):
                 self._crew.mark_unfit()
                 if rank not in attempt.values and all(error.rank != rank for error in attempt.facts.raised):
@@ -237,9 +318,30 @@ class Controller:
             attempt.facts.mismatch = attempt.gather.mismatch()
 
     def _deliver(self, step: list[Report]) -> None:
-        self.folder.record_step(step[0]["_training_iteration"], self.num_restarts, step)
+        self.folder.record_step(step[0]["_training_iteration"], self.attempt, step)
         self._ready.append([dict(report) for report in step])  # callbacks may do with theirs as they like
         self._callbacks.handle_result(step)
+
+    def _grant_turns(self, attempt: _Attempt, iteration: int) -> None:
+        """The caller wants the next step: whoever waits after this one may go on."""
+        granted = [turn for turn in attempt.turns if turn.value <= iteration]
+        attempt.turns = [turn for turn in attempt.turns if turn.value > iteration]
+        for turn in granted:
+            attempt.group.answer(turn, None)
+
+    def _take_notice(self, attempt: _Attempt, rank: int, reason: str) -> None:
+        """A worker will be taken away. All ranks are asked to stop, since none gets far without the others."""
+        self.folder.record_event("preempted", rank=rank, reason=reason, grace_s=self.plan.grace_s)
+        self._crew.mark_unfit()
+        attempt.facts.preempted[rank] = reason
+        if attempt.deadline is None:
+            attempt.deadline = self._clock() + self.plan.grace_s
+            attempt.group.request_stop()
+
+    def _look_for_room(self, attempt: _Attempt) -> None:
+        if attempt.size < self._crew.size.max and self._clock() >= attempt.next_look:
+            attempt.next_look = self._clock() + ROOM_LOOK_S
+            attempt.has_room = attempt.group.can_grow()
 
     def _take_message(self, rank: int, kind: str, value: Any) -> None:
         if kind == "saving":
@@ -252,6 +354,7 @@ class Controller:
             self.folder.record_event("save_failed", reason=value)
         elif kind == "kept":
             self.kept = value
+            self._grow_if_there_is_room()
         elif kind == "note":
             name, fields = value
             self.folder.record_event(name, rank=rank, **fields)
@@ -261,6 +364,12 @@ class Controller:
             self.latest = info
             self.folder.record_event("checkpoint", id=info.id, path=info.path, score=info.score)
             self._callbacks.handle_checkpoint(info)
+            self._grow_if_there_is_room()
+
+    def _grow_if_there_is_room(self) -> None:
+        """Nothing that counts is lost now: the next attempt goes on from the checkpoint just committed."""
+        if self._attempt is not None and self._attempt.has_room:
+            self._attempt.grows = True
 
     def _settled(self, attempt: _Attempt) -> bool:
         """Whether something went wrong, and nothing better is to be expected as its explanation."""
@@ -277,7 +386,7 @@ class Controller:
         limit = self.plan.hang_timeout_s
         if limit is None or attempt.facts:
             return
-        waiting = [rank for rank in range(self._crew.world_size) if rank not in attempt.values]
+        waiting = [rank for rank in range(attempt.size) if rank not in attempt.values]
         if not waiting:
             return
         slowest = min(waiting, key=attempt.progress.__getitem__)
@@ -291,7 +400,7 @@ class Controller:
             attempt.facts.died.append(Died(slowest, reason))
 
     def _dump_stacks(self, group: WorkerGroup) -> str:
-        path = self.folder.logs_dir / f"stacks_{self.num_restarts}.txt"
+        path = self.folder.logs_dir / f"stacks_{self.attempt}.txt"
         texts = [f"=== rank {rank} ===\n{text}" for rank, text in sorted(group.stacks().items())]
         path.write_text("\n".join(texts))
         return str(path)
@@ -299,12 +408,7 @@ class Controller:
     def _decide(self, facts: Facts) -> Decision:
         for died in facts.died:
             self.folder.record_event("worker_died", rank=died.rank, reason=died.reason)
-        return decide(
-            facts,
-            is_suspect=self._backend.is_broken_collective,
-            num_restarts=self.num_restarts,
-            max_retries=self.plan.max_retries,
-        )
+        return decide(facts, is_suspect=self._backend.is_broken_collective, budget=self._budget)
 
     def _act_on(self, decision: Decision) -> None:
         if isinstance(decision, GiveUp):
@@ -312,10 +416,13 @@ class Controller:
             raise decision.error
         assert isinstance(decision, Restart)
         self._release(SAVE_GRACE_S)
-        self.num_restarts += 1
-        logger.warning("%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.num_restarts)
-        self.folder.record_event("restart", number=self.num_restarts, reason=decision.reason)
-        self._callbacks.handle_restart(self.num_restarts, decision.reason)
+        self.attempt += 1
+        self._budget = self._budget.after(decision.cause)
+        self._reason = decision.reason
+        level = logging.INFO if decision.cause == "growth" else logging.WARNING
+        logger.log(level, "%s: %s; starting again (restart %d).", self.folder.name, decision.reason, self.attempt)
+        self.folder.record_event("restart", number=self.attempt, reason=decision.reason, cause=decision.cause)
+        self._callbacks.handle_restart(self.attempt, decision.reason, cause=decision.cause)
 
     def _release(self, grace_s: float) -> None:
         """End the attempt. A checkpoint that rank 0 is just writing may be finished first: it was saved in time."""
@@ -341,6 +448,7 @@ class Controller:
                 self._release(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
         finally:
             self._attempt = None
+            self._restore_sigterm()
             self._tell_the_end(state, reason, error)
 
     def _tell_the_end(self, state: str, reason: str | None, error: BaseException | None) -> None:
@@ -355,6 +463,8 @@ class Controller:
 def _reason(error: BaseException) -> str:
     if isinstance(error, GeneratorExit):
         return "the iterator over the results was abandoned"
+    if isinstance(error, Terminated):
+        return "the driver got SIGTERM"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted from the keyboard"
     return f"{type(error).__qualname__}: {error}"

@@ -13,7 +13,7 @@ from paceline.backends.base import BackendConfig
 from paceline.control.failure import as_exception
 from paceline.errors import TrainerStateError, WorkersLostError
 from paceline.session import call_in_worker, make_instance
-from paceline.workers.base import Call, Died, Engine, Event, Printed, Raised, Resources, Returned, WorkerGroup
+from paceline.workers.base import Call, Died, Engine, Event, Printed, Raised, Resources, Returned, Size, WorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ class Setup:
 
 
 class Crew:
-    def __init__(self, engine: Engine, backend: BackendConfig, num_workers: int, resources: Resources):
+    def __init__(self, engine: Engine, backend: BackendConfig, size: Size, resources: Resources):
         self._engine, self._backend = engine, backend
-        self._num_workers, self._resources = num_workers, resources
+        self.size, self._resources = size, resources
         self._setup = Setup()
         self.group: WorkerGroup | None = None
         self.on_print: Callable[[int, str], None] = print_with_rank
@@ -41,7 +41,9 @@ class Crew:
 
     @property
     def world_size(self) -> int:
-        return max(1, self._num_workers)
+        """The number of workers; before they are started, the least that there will be."""
+        num_workers = len(self.group.infos) if self.group is not None else 0
+        return num_workers or max(1, self.size.min)
 
     def start(self, setup: Setup) -> None:
         self._setup = setup
@@ -53,7 +55,7 @@ class Crew:
             return self.group
         self._backend.check()
         if self.group is None:
-            self.group = self._engine.group(self._num_workers, self._resources, self._backend.preload)
+            self.group = self._engine.group(self.size, self._resources, self._backend.preload)
         else:
             self.release()
         try:
@@ -85,7 +87,7 @@ class Crew:
             group, self.group = self.group, None
             self._fit = False
             group.close(grace_s)
-            if self._num_workers == 0:
+            if self.size.max == 0:
                 self._backend.leave()
 
     def one(self, rank: int, fn: Callable[..., Any], *args: Any) -> Any:

@@ -1,7 +1,8 @@
 """What the facts of a failed attempt mean, and what to do about it. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from paceline.control.gather import Mismatch
 from paceline.errors import ReportMismatchError, TrainFunctionError, WorkersLostError
@@ -15,16 +16,38 @@ class Facts:
     died: list[Died] = field(default_factory=list)
     raised: list[Raised] = field(default_factory=list)
     mismatch: Mismatch | None = None
+    preempted: dict[int, str] = field(default_factory=dict)
+    """Ranks that will be taken away, and why. By itself this is no failure yet."""
 
     def __bool__(self) -> bool:
         return bool(self.died or self.raised or self.mismatch)
 
 
+Cause = Literal["loss", "preemption", "growth"]
+
+
 @dataclass(frozen=True)
 class Restart:
-    """Renew the group and start the function again from the last committed checkpoint."""
+    """Make the group whole, or larger, and start the function again from the last committed checkpoint."""
 
     reason: str
+    cause: Cause = "loss"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How often a run was restarted, and how often it may be; a negative maximum means always. Machines that are taken
+    away on purpose say nothing about the function, so preemptions are counted apart; growing is always welcome."""
+
+    max_retries: int = 3
+    max_preemptions: int = -1
+    num_losses: int = 0
+    num_preemptions: int = 0
+
+    def after(self, cause: Cause) -> "Budget":
+        if cause == "loss":
+            return replace(self, num_losses=self.num_losses + 1)
+        return replace(self, num_preemptions=self.num_preemptions + int(cause == "preemption"))
 
 
 @dataclass(frozen=True)
@@ -50,30 +73,47 @@ def settle_s(facts: Facts, is_suspect: Callable[[Raised], bool]) -> float:
     return SETTLE_S
 
 
-def decide(facts: Facts, *, is_suspect: Callable[[Raised], bool], num_restarts: int, max_retries: int) -> Decision:
-    """Deaths are retried, up to `max_retries` in a run (negative: always). Exceptions are the user's: never retried.
+def decide(facts: Facts, *, is_suspect: Callable[[Raised], bool], budget: Budget) -> Decision:
+    """Deaths and preemptions are retried as far as the budget goes. Exceptions are the user's: never retried.
 
     A death outranks an exception, since the other ranks' exceptions are usually its echo; a user's own exception
-    outranks unequal reports; and both outrank a broken collective.
+    outranks a preemption and unequal reports; and all of them outrank a broken collective. A worker that dies after it
+    was told to leave was preempted.
     """
-    if facts.died:
-        reason = "; ".join(f"rank {died.rank} {died.reason}" for died in facts.died)
-        if max_retries < 0 or num_restarts < max_retries:
-            return Restart(reason)
-        return GiveUp(WorkersLostError(_lost(reason, num_restarts, max_retries)))
+    lost = [died for died in facts.died if died.rank not in facts.preempted]
+    if lost:
+        return _retry_loss("; ".join(f"rank {died.rank} {died.reason}" for died in facts.died), budget)
     own = [error for error in facts.raised if not is_suspect(error)]
-    if own:
+    if own and not facts.died:
         return GiveUp(as_exception(own[0], facts.raised))
+    if facts.preempted:
+        return _retry_preemption("; ".join(f"rank {rank} {why}" for rank, why in facts.preempted.items()), budget)
     if facts.mismatch is not None:
         return GiveUp(ReportMismatchError(str(facts.mismatch)))
     return GiveUp(as_exception(facts.raised[0], facts.raised))
 
 
-def _lost(reason: str, num_restarts: int, max_retries: int) -> str:
-    tried = f"after {num_restarts} restart(s)" if num_restarts else "and restarts are off"
-    return (
-        f"Workers were lost {tried} (max_retries={max_retries}). The last time, {reason}. The logs of the ranks are in "
-        "the run folder; raise max_retries if the machine is at fault rather than the function."
+def _retry_loss(reason: str, budget: Budget) -> Decision:
+    if budget.max_retries < 0 or budget.num_losses < budget.max_retries:
+        return Restart(reason)
+    tried = f"after {budget.num_losses} restart(s)" if budget.num_losses else "and restarts are off"
+    return GiveUp(
+        WorkersLostError(
+            f"Workers were lost {tried} (max_retries={budget.max_retries}). The last time, {reason}. The logs of the "
+            "ranks are in the run folder; raise max_retries if the machine is at fault rather than the function."
+        )
+    )
+
+
+def _retry_preemption(reason: str, budget: Budget) -> Decision:
+    if budget.max_preemptions < 0 or budget.num_preemptions < budget.max_preemptions:
+        return Restart(reason, "preemption")
+    return GiveUp(
+        WorkersLostError(
+            f"Workers were taken away again after {budget.num_preemptions} preemption(s), and "
+            f"max_preemptions={budget.max_preemptions}. The last time, {reason}. Continue with "
+            "Trainer.resume(run_dir) when machines are there to stay."
+        )
     )
 
 

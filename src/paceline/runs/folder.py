@@ -11,7 +11,9 @@ from typing import Any
 
 from paceline.errors import TrainerStateError
 from paceline.json_text import encode_document
-from paceline.runs.durable import JsonLines, write_atomic
+from paceline.runs.driver_lock import DriverLock
+from paceline.runs.durable import JsonLines, read_json, read_json_lines, write_atomic
+from paceline.runs.kept_call import CALL_FILE, KeptCall, keep_call
 from paceline.runs.logdir import make_run_dir, resolve_logdir
 from paceline.runs.status import Heartbeat, RunState, StatusFile
 
@@ -32,8 +34,11 @@ class RunFolder:
     `close` write.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
-        """For `create`: `path` is new and belongs to this object."""
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, former: Mapping[str, Any] | None = None):
+        """For `create` and `reopen`. From now on `path` belongs to this object; `former` is the last known status."""
+        self._lock = DriverLock(path)
+        self.first_attempt = 0
+        """How often the run was started by earlier drivers."""
         self.path = path
         self.name = f"{path.parent.name}/{path.name}"
         self.checkpoints_dir = path / "checkpoints"
@@ -41,7 +46,7 @@ class RunFolder:
         self._clock = clock
         self._metrics = JsonLines(path / "metrics.jsonl")
         self._events = JsonLines(path / "events.jsonl")
-        self._status = StatusFile(path / "status.json", clock)
+        self._status = StatusFile(path / "status.json", clock, former)
         self._heartbeat: Heartbeat | None = None
         self._environment: threading.Thread | None = None
         self._flush_lock = threading.RLock()
@@ -55,6 +60,17 @@ class RunFolder:
         folder = cls(path, clock)
         folder.checkpoints_dir.mkdir()
         folder.logs_dir.mkdir()
+        folder._status.beat()
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path, *, clock: Callable[[], float] = time.time) -> "RunFolder":
+        """Go on with a run that has ended or was lost, in state PENDING. TrainerStateError if it is being driven."""
+        folder = cls(path, clock, former=read_json(path / "status.json"))
+        attempts = [event["number"] for event in read_json_lines(path / "events.jsonl") if event["kind"] == "attempt"]
+        folder.first_attempt = 1 + max(attempts, default=0)
+        folder.checkpoints_dir.mkdir(exist_ok=True)
+        folder.logs_dir.mkdir(exist_ok=True)
         folder._status.beat()
         return folder
 
@@ -72,6 +88,11 @@ class RunFolder:
             raise TrainerStateError(f"{path} is already written: the request of a run is recorded once.")
         with self._tolerate_refusal(path):
             write_atomic(path, encode_document(request))
+
+    def keep_call(self, call: KeptCall) -> None:
+        """Writes what `Trainer.resume` needs."""
+        with self._tolerate_refusal(self.path / CALL_FILE):
+            keep_call(self.path, call)
 
     def record_environment(self) -> None:
         """Writes environment.json and code.diff in the background; `close` waits for it."""
@@ -146,6 +167,7 @@ class RunFolder:
             for lines in (self._metrics, self._events):
                 with self._tolerate_refusal(lines.path):
                     lines.close()
+        self._lock.release()
 
     def __enter__(self) -> "RunFolder":
         return self

@@ -125,7 +125,8 @@ class StatusFile:
     The first final state stands: neither the heartbeat nor a later `set` changes it.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, former: Mapping[str, Any] | None = None):
+        """`former` is what an earlier driver of the run left: when it was created and started stays."""
         self.path = path
         self._clock = clock
         self._lock = threading.Lock()
@@ -137,8 +138,8 @@ class StatusFile:
             "pid": os.getpid(),
             "host": os.uname().nodename,
             "worker_pids": [],
-            "created": clock(),
-            "started": None,
+            "created": (former or {}).get("created") or clock(),
+            "started": (former or {}).get("started"),
             "ended": None,
             "machine": _machine(),
             "pid_started": process_started(os.getpid()),

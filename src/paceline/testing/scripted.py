@@ -11,7 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.workers.base import Call, Died, Event, Place, Raised, Resources, Returned, Sent, WorkerInfo
+from paceline.workers.base import (
+    Asked,
+    Call,
+    Died,
+    Event,
+    Place,
+    Preempted,
+    Raised,
+    Resources,
+    Returned,
+    Sent,
+    Size,
+    WorkerInfo,
+)
 
 Line = Callable[[int], Event]
 """An event that does not know its rank yet."""
@@ -36,6 +49,19 @@ def raises(error: BaseException) -> Line:
     return lambda rank: Raised(rank, type(error).__qualname__, str(error), f"scripted {error!r}\n", error)
 
 
+def preempts(reason: str = "got SIGTERM") -> Line:
+    return lambda rank: Preempted(rank, reason)
+
+
+def saves(info: Any) -> Line:
+    """A checkpoint was committed."""
+    return lambda rank: Sent(rank, "committed", info)
+
+
+def asks(topic: str, value: Any = None) -> Line:
+    return lambda rank: Asked(rank, 1, topic, value)
+
+
 def dies(reason: str = "was killed by SIGKILL") -> Line:
     return lambda rank: Died(rank, reason)
 
@@ -52,7 +78,7 @@ class ScriptedEngine:
     def warm(self, preload: Sequence[str]) -> None:
         pass
 
-    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "ScriptedGroup":
+    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "ScriptedGroup":
         self.groups.append(ScriptedGroup(self._attempts))
         return self.groups[-1]
 
@@ -68,7 +94,8 @@ class ScriptedGroup:
         self._scripts: list[deque[Line]] = []
         self.infos: Sequence[WorkerInfo] = ()
         self.calls: dict[int, Call] = {}
-        self.stop_requested = self._alive = False
+        self.answers: list[tuple[Asked, Any]] = []
+        self.has_room = self.stop_requested = self._alive = False
         self.num_starts = self.num_aborts = 0
 
     def start(self) -> None:
@@ -87,6 +114,12 @@ class ScriptedGroup:
                 event = script.popleft()(rank)
                 self._alive = self._alive and not isinstance(event, Died)
                 deliver(event)
+
+    def answer(self, question: Asked, value: Any) -> None:
+        self.answers.append((question, value))
+
+    def can_grow(self) -> bool:
+        return self.has_room
 
     def request_stop(self) -> None:
         self.stop_requested = True

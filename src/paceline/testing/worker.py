@@ -28,6 +28,9 @@ class RecordingWire:
     def send(self, kind: str, value: Any) -> None:
         self.sent.append((kind, value))
 
+    def ask(self, topic: str, value: Any) -> Any:
+        raise NotImplementedError(f"there is no driver to ask about {topic}")
+
     def flush(self) -> None:
         pass
 

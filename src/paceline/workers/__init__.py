@@ -3,9 +3,12 @@
 An engine is one module that makes worker groups. It is found by name here and imported only when used.
 """
 
+import os
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 
-from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 from paceline.workers.base import Engine
 
 ENGINES = {
@@ -15,14 +18,15 @@ ENGINES = {
 }
 
 
-def resolve_engine(engine: "str | Engine | None", *, num_workers: int) -> Engine:
-    """Turn what the user gave into an engine; zero workers always means inline."""
-    if engine == "inline" and num_workers > 1:
-        raise ArgumentError(f"engine='inline' is this process alone, but num_workers={num_workers}: ask for 0 or 1.")
-    if num_workers == 0:
+def resolve_engine(engine: "str | Engine | None", *, max_workers: float) -> Engine:
+    """Turn what the user gave into an engine; zero workers always means inline, and nothing means Ray where it is in
+    use."""
+    if engine == "inline" and max_workers > 1:
+        raise ArgumentError(f"engine='inline' is this process alone, but num_workers={max_workers}: ask for 0 or 1.")
+    if max_workers == 0:
         engine = "inline"
     elif engine is None:
-        engine = "local"
+        engine = "ray" if ray_is_in_use() else "local"
     if not isinstance(engine, str):
         if not isinstance(engine, Engine):
             raise ArgumentTypeError(
@@ -32,6 +36,14 @@ def resolve_engine(engine: "str | Engine | None", *, num_workers: int) -> Engine
         return engine
     if engine not in ENGINES:
         raise ArgumentError(f"engine={engine!r} is not known; the engines are {', '.join(sorted(ENGINES))}.")
+    if engine == "ray" and find_spec("ray") is None:
+        raise MissingDependencyError("ray", "ray", "engine='ray'")
     module, _, name = ENGINES[engine].partition(":")
     made: Engine = getattr(import_module(module), name)()
     return made
+
+
+def ray_is_in_use() -> bool:
+    """Whether this process is connected to a Ray cluster, or its environment names one."""
+    ray = sys.modules.get("ray")
+    return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())

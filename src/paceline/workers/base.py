@@ -63,6 +63,19 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Size:
+    """How many workers a group has: as many as can be had from `min` to `max`, which may be infinite. After a loss,
+    more than `min` are waited for no longer than `replacement_timeout_s`."""
+
+    min: int
+    max: float
+    replacement_timeout_s: float = 30.0
+
+    def clamp(self, num_available: float) -> int:
+        return int(max(self.min, min(num_available, self.max)))
+
+
+@dataclass(frozen=True)
 class Sent:
     """Something the user's function sent through the session: a report, a committed checkpoint, a note."""
 
@@ -99,6 +112,24 @@ class Died:
 
 
 @dataclass(frozen=True)
+class Preempted:
+    """A worker has been told that it will be taken away soon; until then it goes on."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A worker waits for `WorkerGroup.answer` to this question."""
+
+    rank: int
+    number: int
+    topic: str
+    value: Any
+
+
+@dataclass(frozen=True)
 class Printed:
     """Text that a worker wrote to its standard output or error."""
 
@@ -106,7 +137,7 @@ class Printed:
     text: str
 
 
-Event = Sent | Returned | Raised | Died | Printed
+Event = Sent | Returned | Raised | Died | Preempted | Asked | Printed
 
 
 @dataclass(frozen=True)
@@ -143,6 +174,9 @@ class Wire(Protocol):
     def send(self, kind: str, value: Any) -> None:
         """Anything else for the driver, where it arrives after the reports made before it."""
 
+    def ask(self, topic: str, value: Any) -> Any:
+        """Put a question to the driver and wait for the answer; an exception as the answer is raised here."""
+
     def flush(self) -> None:
         """Block until what was reported and sent so far would survive the end of this worker."""
 
@@ -156,7 +190,8 @@ class Wire(Protocol):
 
 
 class WorkerGroup(Protocol):
-    """A fixed number of workers, from `start` to `close`. Not thread-safe, except `request_stop` and `stacks`."""
+    """Workers, from `start` to `close`; their number may change with each `start`, within the group's `Size`. Not
+    thread-safe, except `request_stop` and `stacks`."""
 
     infos: Sequence[WorkerInfo]
 
@@ -174,6 +209,12 @@ class WorkerGroup(Protocol):
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
         """Hand over what has happened, waiting up to `timeout_s` for the first event."""
+
+    def answer(self, question: Asked, value: Any) -> None:
+        """Let the worker that asked go on with this value. Nothing happens when it is gone."""
+
+    def can_grow(self) -> bool:
+        """Whether `start` would now give more workers than there are. Cheap; asked once in a while during a run."""
 
     def request_stop(self) -> None:
         """Make `should_stop()` true in the running calls."""
@@ -200,7 +241,7 @@ class Engine(Protocol):
     def warm(self, preload: Sequence[str]) -> None:
         """Begin, in the background, whatever makes the first group start sooner."""
 
-    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> WorkerGroup:
+    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> WorkerGroup:
         """A group that is not started yet."""
 
     def describe(self) -> str:

@@ -12,8 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.workers.base import Call, Event, Place, Raised, Resources, Returned, Sent, WorkerInfo, rank_environ
+from paceline.workers.base import (
+    Asked,
+    Call,
+    Event,
+    Place,
+    Raised,
+    Resources,
+    Returned,
+    Sent,
+    Size,
+    WorkerInfo,
+    rank_environ,
+)
 from paceline.workers.devices import gpu_ids, share_gpus
+from paceline.workers.questions import Questions
 from paceline.workers.reports import unpack
 
 
@@ -23,7 +36,7 @@ class InlineEngine:
     def warm(self, preload: Sequence[str]) -> None:
         pass
 
-    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "InlineGroup":
+    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "InlineGroup":
         return InlineGroup(resources)
 
     def describe(self) -> str:
@@ -68,6 +81,13 @@ class InlineGroup:
             return Raised(0, type(error).__qualname__, str(error), text, error)
         return Returned(0, value)
 
+    def answer(self, question: Asked, value: Any) -> None:
+        if self._wire is not None:
+            self._wire.questions.answer(question.number, value)
+
+    def can_grow(self) -> bool:
+        return False
+
     def request_stop(self) -> None:
         if self._wire is not None:
             self._wire.stopping = True
@@ -101,10 +121,17 @@ class InlineWire:
         self.stopping = False
         self.deliver: Callable[[Event], None] = lambda event: None
         self.delivery_error: BaseException | None = None
+        self.questions = Questions()
 
     def send(self, kind: str, value: Any) -> None:
+        self._hand_over(Sent(0, kind, value))
+
+    def ask(self, topic: str, value: Any) -> Any:
+        return self.questions.ask(lambda number: self._hand_over(Asked(0, number, topic, value)))
+
+    def _hand_over(self, event: Event) -> None:
         try:
-            self.deliver(Sent(0, kind, value))
+            self.deliver(event)
         except BaseException as error:
             self.delivery_error = error
             raise

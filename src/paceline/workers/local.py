@@ -16,19 +16,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ResourcesError, StackDumpError, WorkerStartError
+from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
 from paceline.workers import outcome
 from paceline.workers.base import (
+    Asked,
     Call,
     Died,
     Event,
     Place,
+    Preempted,
     Printed,
     Resources,
     Sent,
+    Size,
     WorkerInfo,
     rank_environ,
 )
@@ -50,18 +54,31 @@ _OWN_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceline
 
 class LocalEngine:
     """Processes on this machine. `preload` names modules that the nursery imports besides the framework: whatever
-    your function needs and takes long to import, as long as importing it starts no thread."""
+    your function needs and takes long to import, as long as importing it starts no thread. `slots` is how many workers
+    an elastic Trainer may have here: by default one for each core, or as many as the GPUs serve. It may be changed
+    while a run goes on, to lend cores to somebody else and take them back."""
 
     name = "local"
 
-    def __init__(self, preload: Sequence[str] = ()):
+    def __init__(self, preload: Sequence[str] = (), slots: int | None = None):
+        if slots is not None and slots < 1:
+            raise ArgumentError(f"slots={slots}: expected at least 1, or None for what the machine has.")
         self.preload = tuple(preload)
+        self.slots = slots
+
+    def num_slots(self, resources: Resources) -> int:
+        """How many workers there is room for now."""
+        if self.slots is not None:
+            return self.slots
+        if resources.gpus:
+            return int(len(gpu_ids()) / resources.gpus)
+        return int(num_cpus() / (resources.cpus or 1))
 
     def warm(self, preload: Sequence[str]) -> None:
         shared_nursery(self._all_of(preload))
 
-    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "LocalGroup":
-        return LocalGroup(num_workers, resources, self._all_of(preload))
+    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "LocalGroup":
+        return LocalGroup(size, resources, self._all_of(preload), partial(self.num_slots, resources))
 
     def _all_of(self, preload: Sequence[str]) -> tuple[str, ...]:
         return (*preload, *_OWN_MODULES, *self.preload)
@@ -74,8 +91,9 @@ class LocalEngine:
 class LocalGroup:
     """See `WorkerGroup` for the contract."""
 
-    def __init__(self, num_workers: int, resources: Resources, preload: Sequence[str]):
-        self._num_workers = num_workers
+    def __init__(self, size: Size, resources: Resources, preload: Sequence[str], num_slots: Callable[[], int]):
+        self._size, self._num_slots = size, num_slots
+        self._num_workers = size.min
         self._resources = resources
         self._preload = preload
         self._workers: list[_Worker] = []
@@ -86,6 +104,7 @@ class LocalGroup:
     def start(self) -> None:
         """All workers are new: a fork costs less than waiting for survivors to unwind, and nothing stale lives on."""
         self.close()
+        self._num_workers = self._wanted()
         specs, shares = self._specs()
         nursery = shared_nursery(self._preload)
         lines = [_Line() for _ in specs]
@@ -130,6 +149,15 @@ class LocalGroup:
                 self._selector.unregister(worker.line.sock)
             for text in worker.printed():
                 deliver(Printed(worker.rank, text))
+
+    def answer(self, question: Asked, value: Any) -> None:
+        self._workers[question.rank].tell("answer", question.number, value)
+
+    def can_grow(self) -> bool:
+        return bool(self._workers) and self._wanted() > len(self._workers)
+
+    def _wanted(self) -> int:
+        return self._size.min if self._size.min == self._size.max else self._size.clamp(self._num_slots())
 
     def request_stop(self) -> None:
         for worker in self._workers:
@@ -252,9 +280,12 @@ class _Worker:
         self._busy = True
         if log_path is not None and log_path != self._log.path:
             self._old_log, self._log = self._log, LogTail(log_path, at_end=True)
+        self.tell("call", payload, str(log_path) if log_path else None)
+
+    def tell(self, *message: Any) -> None:
         self.line.sock.setblocking(True)
         with contextlib.suppress(OSError):  # a dead worker is reported by poll
-            send_message(self.line.sock, ("call", payload, str(log_path) if log_path else None))
+            send_message(self.line.sock, message)
         self.line.sock.setblocking(False)
 
     def events(self, is_gone: bool) -> list[Event]:
@@ -275,6 +306,10 @@ class _Worker:
         if kind == "raised":
             self._busy = False
             return outcome.raised(self.rank, value)
+        if kind == "asked":
+            return Asked(self.rank, *value)
+        if kind == "preempted":
+            return Preempted(self.rank, value)
         return Sent(self.rank, kind, value)
 
     def printed(self) -> list[str]:

@@ -14,17 +14,31 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
+from paceline.errors import ArgumentError, StackDumpError, WorkerStartError
 from paceline.workers import outcome
-from paceline.workers.base import Call, Died, Event, Place, Printed, Resources, Sent, WorkerInfo, rank_environ
+from paceline.workers.base import (
+    Asked,
+    Call,
+    Died,
+    Event,
+    Place,
+    Preempted,
+    Printed,
+    Resources,
+    Sent,
+    Size,
+    WorkerInfo,
+    rank_environ,
+)
+from paceline.workers.ray_slots import Slot, Slots, bundle_of, cluster_resources, draining_nodes, living_nodes
 from paceline.workers.ray_worker import RayWorker
 from paceline.workers.reports import unpack
 
 _POLL_WAIT_S = 10.0
 _UNWIND_S = 2.0
+_DRAIN_LOOK_S = 1.0
 
 
 class RayEngine:
@@ -48,26 +62,28 @@ class RayEngine:
     def warm(self, preload: Sequence[str]) -> None:
         pass  # an actor takes resources: none is started before it is needed
 
-    def group(self, num_workers: int, resources: Resources, preload: Sequence[str]) -> "RayGroup":
-        return RayGroup(self, num_workers, resources, preload)
+    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "RayGroup":
+        return RayGroup(self, size, resources, preload)
 
     def describe(self) -> str:
         if not ray.is_initialized():
             return "not connected"
-        total = _cluster()
-        return f"{len(_nodes())} nodes, {total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
+        total = cluster_resources()
+        return f"{len(living_nodes())} nodes, {total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
 
 
 @dataclass
 class _Actor:
-    """One worker as its group knows it. `rank` is None for a spare."""
+    """One worker as its group knows it. `facts` are empty until it has arrived, `rank` is None for a spare, and one
+    that is leaving has been told to, or stands on a node that has."""
 
     handle: Any
-    bundle: int
+    slot: Slot
     greeting: Any
     facts: dict[str, Any] = field(default_factory=dict)
     rank: int | None = None
     is_alive: bool = True
+    is_leaving: bool = False
     is_busy: bool = False
     epoch: int = 0
     poll: Any = None
@@ -81,14 +97,15 @@ class _Actor:
 class RayGroup:
     """See `WorkerGroup` for the contract."""
 
-    def __init__(self, engine: RayEngine, num_workers: int, resources: Resources, preload: Sequence[str]):
-        self._engine, self._num_workers, self._preload = engine, num_workers, tuple(preload)
+    def __init__(self, engine: RayEngine, size: Size, resources: Resources, preload: Sequence[str]):
+        self._engine, self._size, self._preload = engine, size, tuple(preload)
         self._bundle = bundle_of(resources)
-        self._placement: PlacementGroup | None = None
+        self._slots = Slots(self._bundle, engine.placement)
         self._actors: list[_Actor] = []
         self._logs: dict[int, Path] = {}
         self._waiting: list[Event] = []
         self._is_whole = False
+        self._next_look = 0.0
         self.infos: Sequence[WorkerInfo] = ()
 
     def start(self) -> None:
@@ -97,7 +114,7 @@ class RayGroup:
         try:
             self._reserve()
             self._hire()
-            self._seat()
+            self._seat(self._await())
         except BaseException:
             self.close()
             raise
@@ -113,9 +130,24 @@ class RayGroup:
                 actor.handle.begin.remote(packed[id(call)])
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
+        self._look_for_drains()
         self._collect(0.0 if self._waiting else timeout_s)
         while self._waiting:
             deliver(self._waiting.pop(0))
+
+    def answer(self, question: Asked, value: Any) -> None:
+        for actor in self._seated():
+            if actor.rank == question.rank:
+                actor.handle.answer.remote(question.number, value)
+
+    def can_grow(self) -> bool:
+        """Asks the cluster for more on the way: who is granted a slot gets ready while the others train."""
+        if len(self.infos) >= self._size.max:
+            return False
+        if self._slots.grow(self._size.max + self._engine.spare_workers):
+            self._hire()
+        self._greet(0.0)
+        return self._size.clamp(len(self._arrived()) - self._engine.spare_workers) > len(self.infos)
 
     def request_stop(self) -> None:
         for actor in self._seated():
@@ -141,7 +173,7 @@ class RayGroup:
     def abort(self) -> None:
         """End the running calls. A worker that does not let go in time is killed."""
         self._is_whole = False
-        alive = [actor for actor in self._actors if actor.is_alive]
+        alive = [actor for actor in self._seated() if actor.is_alive]
         asked = [actor.handle.unwind.remote(_UNWIND_S) for actor in alive]
         done = set(ray.wait(asked, num_returns=len(asked), timeout=_UNWIND_S + 1)[0]) if asked else set()
         for actor, ref in zip(alive, asked, strict=True):
@@ -153,58 +185,75 @@ class RayGroup:
     def close(self, grace_s: float = 0.0) -> None:
         for actor in self._actors:
             self._dismiss(actor)
-        if self._placement is not None and ray.is_initialized():
-            remove_placement_group(self._placement)
-        self._actors, self._placement, self.infos, self._is_whole = [], None, (), False
+        self._slots.release()
+        self._actors, self.infos, self._is_whole = [], (), False
         self._waiting.clear()
 
     def _seated(self) -> list[_Actor]:
         return [actor for actor in self._actors if actor.rank is not None]
 
+    def _arrived(self) -> list[_Actor]:
+        return [actor for actor in self._actors if actor.is_alive and actor.facts]
+
     def _reserve(self) -> None:
-        if self._placement is not None:
+        """A slot for everybody: at first as many as there are, later at least as many as there must be."""
+        spares = self._engine.spare_workers
+        if not len(self._slots):
+            self._slots.reserve(self._size.min + spares, self._engine.start_timeout_s)
+            self._slots.grow_at_once(self._size.max + spares)
             return
-        count = self._num_workers + self._engine.spare_workers
-        check_feasible(count, self._bundle)
-        group = placement_group([self._bundle] * count, strategy=self._engine.placement)
-        if not group.wait(self._engine.start_timeout_s):
-            remove_placement_group(group)
-            raise ResourcesError(
-                f"{count} workers with {_words(self._bundle)} each could not be placed within "
-                f"{self._engine.start_timeout_s:g} s. The cluster has {_words(_cluster())}, of which "
-                f"{_words(_free())} are free. Wait for others to finish, ask for less, or raise "
-                "start_timeout_s."
-            )
-        self._placement = group
+        nodes = draining_nodes()
+        for actor in self._actors:
+            if actor.is_leaving:
+                self._dismiss(actor)
+                if actor.facts["node_id"] in nodes:
+                    self._slots.give_up(actor.slot)
+        self._slots.ask_for(self._size.min + spares)
 
     def _hire(self) -> None:
-        """Bring the number of living actors up to what was asked for, in the bundles that are free, and wait until
-        there are enough of them; the rest will be the spares."""
+        """An actor for each slot that has none."""
         self._actors = [actor for actor in self._actors if actor.is_alive]
-        taken = {actor.bundle for actor in self._actors}
-        count = self._num_workers + self._engine.spare_workers
-        self._actors += [self._make(bundle) for bundle in range(count) if bundle not in taken]
-        deadline = time.monotonic() + max(self._engine.start_timeout_s, 1.0)
-        expected = {actor.greeting: actor for actor in self._actors if not actor.facts}
-        while (num_missing := self._num_workers - len(self._actors) + len(expected)) > 0:
-            ready, _ = ray.wait(list(expected), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
+        taken = {id(actor.slot) for actor in self._actors}
+        self._actors += [self._make(slot) for slot in self._slots if id(slot) not in taken]
+
+    def _await(self) -> int:
+        """Wait until enough actors have arrived, and say how many shall have a rank; the rest are the spares.
+
+        After a loss that is as many as before. An elastic group is content with fewer when they do not come in time.
+        """
+        begin, start_s = time.monotonic(), self._engine.start_timeout_s
+        former, spares = len(self.infos), self._engine.spare_workers
+        goal = self._size.clamp(max(former, len(self._arrived()) - spares) if former else len(self._slots) - spares)
+        patience_s = self._size.replacement_timeout_s if former and self._size.min < self._size.max else start_s
+        while (num_arrived := len(self._arrived())) < goal:
+            limit_s = patience_s if num_arrived >= self._size.min else max(start_s, patience_s, 1.0)
+            left_s = begin + limit_s - time.monotonic()
+            if left_s <= 0 and num_arrived >= self._size.min:
+                return num_arrived
+            if left_s <= 0:
                 raise WorkerStartError(
-                    f"{num_missing} of {self._num_workers} workers did not start within "
-                    f"{self._engine.start_timeout_s:g} s. Their nodes may be gone, or importing the framework takes "
-                    "longer: raise start_timeout_s."
+                    f"{self._size.min - num_arrived} of {self._size.min} workers did not start within {limit_s:g} s. "
+                    "Their nodes may be gone, or importing the framework takes longer: raise start_timeout_s."
                 )
-            self._welcome(expected.pop(ready[0]))
+            self._greet(left_s)
+        return goal
 
-    def _welcome(self, actor: _Actor) -> None:
-        try:
-            actor.facts = ray.get(actor.greeting)
-        except ray.exceptions.RayError as error:
-            raise WorkerStartError(f"A worker could not be started: {error}") from error
+    def _greet(self, timeout_s: float) -> None:
+        """Wait for the next actors to arrive."""
+        expected = {actor.greeting: actor for actor in self._actors if actor.is_alive and not actor.facts}
+        if not expected:
+            return
+        ready, _ = ray.wait(list(expected), num_returns=1, timeout=timeout_s)
+        for ref in ready:
+            try:
+                expected[ref].facts = ray.get(ref)
+            except ray.exceptions.RayError as error:
+                self._dismiss(expected[ref])
+                if timeout_s > 0:
+                    raise WorkerStartError(f"A worker could not be started: {error}") from error
 
-    def _make(self, bundle: int) -> _Actor:
-        assert self._placement is not None
-        strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
+    def _make(self, slot: Slot) -> _Actor:
+        strategy = PlacementGroupSchedulingStrategy(slot.placement, placement_group_bundle_index=slot.bundle)
         custom = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
         recipe = ray.remote(RayWorker).options(
             num_cpus=self._bundle.get("CPU", 0),
@@ -214,13 +263,13 @@ class RayGroup:
             max_concurrency=8,
         )
         handle: Any = recipe.remote(self._preload)
-        return _Actor(handle, bundle, handle.hello.remote())
+        return _Actor(handle, slot, handle.hello.remote())
 
-    def _seat(self) -> None:
+    def _seat(self, num_workers: int) -> None:
         """Give out the ranks, node by node, and tell every worker its place."""
-        known = [actor for actor in self._actors if actor.facts]
-        known.sort(key=lambda actor: (actor.rank is None, actor.bundle))
-        chosen = known[: self._num_workers]
+        order = {id(slot): index for index, slot in enumerate(self._slots)}
+        known = sorted(self._arrived(), key=lambda actor: (actor.rank is None, order[id(actor.slot)]))
+        chosen = known[:num_workers]
         for actor in self._actors:
             actor.rank = None
         seating = places([(actor.facts["node_id"], actor.facts["gpu_ids"]) for actor in chosen])
@@ -269,6 +318,18 @@ class RayGroup:
             actor.ask()
             self._waiting.extend(self._event(actor, kind, value) for kind, value in messages)
 
+    def _look_for_drains(self) -> None:
+        """Once in a while, ask which nodes are about to be taken away; who stands there is told once."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _DRAIN_LOOK_S
+        nodes = draining_nodes()
+        for actor in self._arrived() if nodes else ():
+            if actor.facts["node_id"] in nodes and not actor.is_leaving:
+                actor.is_leaving = True
+                if actor.rank is not None:
+                    self._waiting.append(Preempted(actor.rank, "stands on a node that is being drained"))
+
     def _event(self, actor: _Actor, kind: str, value: Any) -> Event:
         rank = _rank(actor)
         if kind == "report":
@@ -281,6 +342,11 @@ class RayGroup:
         if kind == "raised":
             actor.is_busy = False
             return outcome.raised(rank, value)
+        if kind == "asked":
+            return Asked(rank, *value)
+        if kind == "preempted":
+            actor.is_leaving = True
+            return Preempted(rank, value)
         if kind == "exiting":
             actor.is_alive = False
             return Died(rank, value)
@@ -305,29 +371,6 @@ def connect() -> None:
         ray.init(log_to_driver=False)
 
 
-def bundle_of(resources: Resources) -> dict[str, float]:
-    """What one worker takes from the cluster: exactly what was asked for, and one CPU when nothing was said."""
-    bundle = {"CPU": 1.0 if resources.cpus is None else float(resources.cpus), "GPU": float(resources.gpus)}
-    return {name: amount for name, amount in {**bundle, **resources.custom}.items() if amount > 0}
-
-
-def check_feasible(num_workers: int, bundle: Mapping[str, float]) -> None:
-    """Raise at once when the cluster, even empty, could not hold the workers."""
-    total = _cluster()
-    missing = {
-        name: num_workers * amount for name, amount in bundle.items() if num_workers * amount > total.get(name, 0)
-    }
-    nodes = [node["Resources"] for node in _nodes()]
-    fits = any(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
-    if missing or not fits:
-        what = _words(missing) if missing else f"{_words(bundle)} on one node"
-        raise ResourcesError(
-            f"{num_workers} workers with {_words(bundle)} each need {what}; the whole cluster has "
-            f"{_words({name: total.get(name, 0) for name in bundle})} on {len(nodes)} node(s). Ask for fewer workers "
-            "or less for each, or add nodes."
-        )
-
-
 def places(workers: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[Place, tuple[str, ...]]]:
     """The place of each worker, given its node and its GPUs, and the GPUs that it shall see: all that the workers of
     its node have. Ranks run through one node after the other, in the order in which the nodes appear. Pure."""
@@ -343,20 +386,6 @@ def places(workers: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[Place, tu
             place = Place(len(seats), local_rank, node_rank, len(workers), len(members), device)
             seats[index] = (place, visible)
     return [seats[index] for index in range(len(workers))]
-
-
-def _cluster() -> dict[str, float]:
-    total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return total
-
-
-def _free() -> dict[str, float]:
-    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return free
-
-
-def _nodes() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def _rank(actor: _Actor) -> int:
@@ -377,12 +406,3 @@ def _why(error: Exception) -> str:
     detail = text.partition("Worker exit detail:")[2] or text.partition("The actor is dead because")[2] or text
     first = detail.strip().split(". ")[0].splitlines()[0]
     return f"was lost ({first.strip()})"
-
-
-def _words(resources: Mapping[str, float]) -> str:
-    known = {
-        name: amount
-        for name, amount in resources.items()
-        if not name.startswith(("node:", "bundle", "memory", "object"))
-    }
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(known.items()) if amount) or "nothing"

@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import LogTail, redirect_output
+from paceline.workers.questions import Questions
+from paceline.workers.sigterm import on_sigterm
 
 BATCH_S = 0.02
 """How long reports may gather before a poll is answered."""
@@ -51,12 +54,16 @@ class RayWire:
         self._changed = threading.Condition()
         self._urgent = False
         self._num_polls = 0
+        self.questions = Questions()
 
     def report(self, packed: bytes) -> None:
         self._put("report", packed, urgent=False)
 
     def send(self, kind: str, value: Any) -> None:
         self._put(kind, value, urgent=True)
+
+    def ask(self, topic: str, value: Any) -> Any:
+        return self.questions.ask(lambda number: self.send("asked", (number, topic, value)))
 
     def _put(self, kind: str, value: Any, urgent: bool) -> None:
         if self.is_unwinding:
@@ -113,6 +120,7 @@ class RayWorker:
         self._wire = RayWire(self._node_ip)
         self._thread: threading.Thread | None = None
         self._log = _catch_output()
+        on_sigterm(self._preempt)
         for module in preload:
             with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a call, with a traceback
                 importlib.import_module(module)
@@ -149,6 +157,9 @@ class RayWorker:
             taken.insert(0, ("printed", text))
         return taken
 
+    def answer(self, number: int, value: Any) -> None:
+        self._wire.questions.answer(number, value)
+
     def stop(self) -> None:
         self._wire.stopping = True
 
@@ -159,6 +170,7 @@ class RayWorker:
         in it from outside, at any line, could leave a lock behind that nobody releases.
         """
         self._wire.stopping = self._wire.is_unwinding = True
+        self._wire.questions.abandon(Unwind())
         if self._thread is None or not self._thread.is_alive():
             self._leave_group()  # others may be waiting for us in a collective: this makes it fail there
         else:
@@ -168,6 +180,14 @@ class RayWorker:
             self._thread = None
             self._leave_group()
         return ended
+
+    def _preempt(self) -> None:
+        """SIGTERM: an idle worker ends, a call may save first. The driver decides when it has had enough time."""
+        if self._thread is None or not self._thread.is_alive():
+            os._exit(128 + signal.SIGTERM)
+        self._wire.stopping = True
+        with contextlib.suppress(Unwind):
+            self._wire.send("preempted", "got SIGTERM")
 
     def _exit(self, code: int) -> None:
         """End this process, once the driver knows why: Ray would only tell that it is gone."""

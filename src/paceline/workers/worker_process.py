@@ -27,6 +27,8 @@ from paceline.workers.base import Place
 from paceline.workers.framing import recv_message, send_message
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import flush_output, redirect_output
+from paceline.workers.questions import Questions
+from paceline.workers.sigterm import on_sigterm
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,6 +36,7 @@ _PR_SET_PDEATHSIG = 1
 def worker_main(sock: socket.socket, report_fd: int, spec: dict[str, Any]) -> None:
     _leave_the_nursery(spec)
     wire = ProcessWire(sock, report_fd, spec["place"])
+    on_sigterm(wire.preempt)
     commands: queue.SimpleQueue[tuple[bytes, str | None] | None] = queue.SimpleQueue()
     threading.Thread(target=_read_commands, args=(wire, commands), name="paceline-reader", daemon=True).start()
     while (command := commands.get()) is not None:
@@ -41,6 +44,7 @@ def worker_main(sock: socket.socket, report_fd: int, spec: dict[str, Any]) -> No
         if log_path is not None:
             redirect_output(log_path)
         _answer(wire, payload)
+        wire.is_busy = False
         flush_output()
         gc.collect()  # a DDP model in a reference cycle must not outlive its process group
     os._exit(0)
@@ -55,6 +59,8 @@ class ProcessWire:
         self.sock = sock
         self.shared: dict[str, Any] = {}
         self.stopping = False
+        self.is_busy = False
+        self.questions = Questions()
         self._report_fd = report_fd
         self._report_lock, self._send_lock = threading.Lock(), threading.Lock()
 
@@ -70,6 +76,17 @@ class ProcessWire:
         with self._send_lock:
             send_message(self.sock, (kind, value))
 
+    def ask(self, topic: str, value: Any) -> Any:
+        return self.questions.ask(lambda number: self.send("asked", (number, topic, value)))
+
+    def preempt(self) -> None:
+        """The machine, or whoever owns it, wants this process gone. In a call, that is the driver's business: it lets
+        the function save first."""
+        if not self.is_busy:
+            os._exit(128 + signal.SIGTERM)
+        self.stopping = True
+        self.send("preempted", "got SIGTERM")
+
     def flush(self) -> None:
         """Nothing to do: pipe and socket outlive the process."""
 
@@ -81,8 +98,10 @@ def _read_commands(wire: ProcessWire, commands: "queue.SimpleQueue[tuple[bytes, 
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)  # the driver is gone: nothing that this worker started may stay
         if verb == "call":
-            wire.stopping = False
+            wire.stopping, wire.is_busy = False, True
             commands.put((args[0], args[1]))
+        elif verb == "answer":
+            wire.questions.answer(*args)
         elif verb == "stop":
             wire.stopping = True
         elif verb == "exit":

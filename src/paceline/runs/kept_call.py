@@ -1,0 +1,109 @@
+"""What a run needs to go on without the process that began it: the function, its config, the Trainer's arguments.
+
+They are pickled, and unpickling runs code. So the file carries a seal, made with a key of this user's account: a folder
+that came from somewhere else is not opened, unless somebody vouches for it with `trusted=True`.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunNotResumableError
+from paceline.runs.durable import write_atomic
+from paceline.workers import parcel
+
+CALL_FILE = "call.pkl"
+_SEAL_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class KeptCall:
+    """A call of `Trainer.run`, and the arguments of its Trainer."""
+
+    arguments: dict[str, Any]
+    fn: Callable[..., Any]
+    config: dict[str, Any]
+    checkpoint: str | dict[str, Any] | None
+    strategy: Any
+
+
+def keep_call(run_dir: Path, call: KeptCall) -> None:
+    """OSError when storage refuses. A call that cannot be pickled is not kept: the run itself will say why."""
+    try:
+        # Each is opened by itself: first the paths, by which the modules of the others are found, and the function only
+        # when no other one is given.
+        parts = [os.path.abspath(entry) for entry in sys.path], replace(call, fn=_forgotten), call.fn
+        payload = parcel.dumps([parcel.dumps(part) for part in parts])
+    except Exception:
+        return
+    write_atomic(run_dir / CALL_FILE, _seal(payload) + payload, durable=False)
+
+
+def _forgotten() -> None:
+    """Stands for the function where that is kept apart."""
+
+
+def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool = False) -> KeptCall:
+    """The call, with `fn` in place of its function if there is one. Runs code that the folder holds, so only if it was
+    written by this user, or is trusted."""
+    path = run_dir / CALL_FILE
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunNotResumableError(
+            f"{run_dir} does not hold the call that began the run ({error.strerror}), so it cannot be resumed as it "
+            "is. Start a new run with checkpoint=load_run(run_dir).latest_checkpoint_path."
+        ) from error
+    seal, payload = data[:_SEAL_BYTES], data[_SEAL_BYTES:]
+    if not trusted and not hmac.compare_digest(seal, _seal(payload)):
+        raise RunNotResumableError(
+            f"{path} was not written by this user's account, or was changed since: opening it could run foreign code. "
+            "If you know where it comes from, say Trainer.resume(run_dir, trusted=True)."
+        )
+    sys_path, rest, function = parcel.loads(payload)
+    sys.path += [entry for entry in parcel.loads(sys_path) if entry not in sys.path]
+    try:
+        call: KeptCall = parcel.loads(rest)
+        return replace(call, fn=fn or parcel.loads(function))
+    except Exception as error:
+        raise RunNotResumableError(
+            f"The call in {path} cannot be opened here ({type(error).__name__}: {error}). A module that it needs may "
+            "be missing or changed. Give the function again: Trainer.resume(run_dir, train_func)."
+        ) from error
+
+
+def _seal(payload: bytes) -> bytes:
+    return hmac.new(_key(), payload, hashlib.sha256).digest()
+
+
+def _key() -> bytes:
+    """Made at the first use. Where there is no place to keep it, each process has its own, and nothing matches."""
+    state_dir = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "paceline"
+    path = state_dir / "seal.key"
+    with contextlib.suppress(OSError):
+        if not path.exists():
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with contextlib.suppress(FileExistsError):
+                _write_once(path, secrets.token_bytes(32))
+        return path.read_bytes()
+    return secrets.token_bytes(32)
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """Whole or not at all, and never over another process's."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+        os.link(beside, path)
+    finally:
+        os.close(fd)
+        os.unlink(beside)
