@@ -76,6 +76,9 @@ class _Attempt:
     has_room: bool = False
     grows: bool = False
     turns: list[Asked] = field(default_factory=list)
+    """Ranks that wait, after a report, until somebody wants the next step."""
+    wanted: int = 0
+    """The last step after which the next one was asked for."""
 
     @property
     def size(self) -> int:
@@ -194,7 +197,8 @@ class Controller:
             while self._ready:
                 step = self._ready.popleft()
                 yield step
-                self._grant_turns(attempt, step[0]["_training_iteration"])
+                attempt.wanted = step[0]["_training_iteration"]
+                self._grant_turns(attempt)
         return self._conclude(attempt)
 
     def _is_over(self, attempt: _Attempt) -> bool:
@@ -308,6 +312,7 @@ class Controller:
             case Asked(rank, _, "turn"):
                 attempt.progress[rank] = self._clock()
                 attempt.turns.append(event)
+                self._grant_turns(attempt)
             case Died(rank):
                 self._crew.mark_unfit()
                 if rank not in attempt.values and all(error.rank != rank for error in attempt.facts.raised):
@@ -322,10 +327,10 @@ class Controller:
         self._ready.append([dict(report) for report in step])  # callbacks may do with theirs as they like
         self._callbacks.handle_result(step)
 
-    def _grant_turns(self, attempt: _Attempt, iteration: int) -> None:
-        """The caller wants the next step: whoever waits after this one may go on."""
-        granted = [turn for turn in attempt.turns if turn.value <= iteration]
-        attempt.turns = [turn for turn in attempt.turns if turn.value > iteration]
+    def _grant_turns(self, attempt: _Attempt) -> None:
+        """Whoever waits after a step that was handed out may go on once the next one is asked for."""
+        granted = [turn for turn in attempt.turns if turn.value <= attempt.wanted]
+        attempt.turns = [turn for turn in attempt.turns if turn.value > attempt.wanted]
         for turn in granted:
             attempt.group.answer(turn, None)
 
