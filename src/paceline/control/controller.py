@@ -168,7 +168,7 @@ class Controller:
                 str(self.folder.path),
                 self.plan.config,
                 run_id=self.folder.path.name,
-                num_workers=self._world_size,
+                num_workers=max(1, self._crew.size.max),
                 world_size=self._world_size,
                 is_resumed=self.attempt > 0,
             )
