@@ -93,6 +93,11 @@ class Session:
         """Wait until the last checkpoint is committed."""
         self._saver.close()
 
+    def abandon(self) -> None:
+        """The function has ended, in whatever way: nothing of it writes from now on. Idempotent."""
+        self.cleanups.close()
+        self._saver.abandon()
+
 
 def _saver(wire: Wire, task: Task) -> Saver:
     if task.strategy.num_to_keep == 0:
@@ -131,7 +136,7 @@ def open_session(wire: Wire, task: Task) -> Iterator[Session]:
     try:
         yield session
     finally:
-        session.cleanups.close()
+        session.abandon()
         _current = None
 
 
