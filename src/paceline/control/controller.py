@@ -159,7 +159,6 @@ class Controller:
             self.request_stop()
 
     def _open(self) -> None:
-        self._restore_sigterm = on_sigterm(self._on_sigterm)
         self.folder.set_state("RUNNING")
         self.folder.start_heartbeat()
         self.folder.record_environment()
@@ -176,7 +175,6 @@ class Controller:
             state = "FAILED" if isinstance(error, Exception) else "STOPPED"
             self.folder.set_state(state, reason=f"a callback did not start: {_reason(error)}")
             self.folder.close()
-            self._restore_sigterm()
             raise
 
     def _run_attempt(self) -> Generator[list[Report], None, Decision | None]:
@@ -224,6 +222,8 @@ class Controller:
 
     def _begin(self) -> _Attempt:
         group = self._crew.ensure()
+        self._restore_sigterm()
+        self._restore_sigterm = on_sigterm(self._on_sigterm)  # not earlier: connecting to Ray installs a handler too
         self._tell_size(len(group.infos))
         resume_from, iteration, next_id = self._resume_point()
         self._record_leftovers(iteration)
