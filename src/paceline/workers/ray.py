@@ -25,6 +25,9 @@ from paceline.workers.reports import unpack
 
 _POLL_WAIT_S = 10.0
 _UNWIND_S = 2.0
+_HIRE_S = 60.0
+"""How long the processes of workers that have their resources may take to start, at least."""
+_HIRE_TRIES = 3
 
 
 class RayEngine:
@@ -32,8 +35,8 @@ class RayEngine:
     on this machine.
 
     `placement` is "PACK" (few nodes) or "SPREAD" (many). `start_timeout_s` bounds the wait for resources that the
-    cluster has but others are using; what it does not have at all is an error at once. `spare_workers` keeps as many
-    warm actors ready to take the place of dead ones.
+    cluster has but others are using, or that it had on a node which was lost; what it does not have at all when a group
+    begins is an error at once. `spare_workers` keeps as many warm actors ready to take the place of dead ones.
     """
 
     name = "ray"
@@ -65,6 +68,7 @@ class _Actor:
     handle: Any
     bundle: int
     greeting: Any
+    num_tries: int
     facts: dict[str, Any] = field(default_factory=dict)
     rank: int | None = None
     is_alive: bool = True
@@ -98,6 +102,9 @@ class RayGroup:
             self._reserve()
             self._hire()
             self._seat()
+        except ray.exceptions.RayError as error:
+            self.close()
+            raise WorkerStartError(f"A worker {_why(error)} while the group was being made.") from error
         except BaseException:
             self.close()
             raise
@@ -162,20 +169,18 @@ class RayGroup:
         return [actor for actor in self._actors if actor.rank is not None]
 
     def _reserve(self) -> None:
-        if self._placement is not None:
-            return
+        """Wait until every worker has its resources. Ray itself moves those that a lost node had to another one."""
         count = self._num_workers + self._engine.spare_workers
-        check_feasible(count, self._bundle)
-        group = placement_group([self._bundle] * count, strategy=self._engine.placement)
-        if not group.wait(self._engine.start_timeout_s):
-            remove_placement_group(group)
+        if self._placement is None:
+            check_feasible(count, self._bundle)
+            self._placement = placement_group([self._bundle] * count, strategy=self._engine.placement)
+        if not self._placement.wait(self._engine.start_timeout_s):
             raise ResourcesError(
                 f"{count} workers with {_words(self._bundle)} each could not be placed within "
-                f"{self._engine.start_timeout_s:g} s. The cluster has {_words(_cluster())}, of which "
-                f"{_words(_free())} are free. Wait for others to finish, ask for less, or raise "
+                f"{self._engine.start_timeout_s:g} s. The cluster has {_words(_cluster())}; free: "
+                f"{_words(_free())}. Wait for others to finish, ask for less, or raise "
                 "start_timeout_s."
             )
-        self._placement = group
 
     def _hire(self) -> None:
         """Bring the number of living actors up to what was asked for, in the bundles that are free, and wait until
@@ -184,25 +189,36 @@ class RayGroup:
         taken = {actor.bundle for actor in self._actors}
         count = self._num_workers + self._engine.spare_workers
         self._actors += [self._make(bundle) for bundle in range(count) if bundle not in taken]
-        deadline = time.monotonic() + max(self._engine.start_timeout_s, 1.0)
+        allowed_s = max(self._engine.start_timeout_s, _HIRE_S)
+        deadline = time.monotonic() + allowed_s
         expected = {actor.greeting: actor for actor in self._actors if not actor.facts}
         while (num_missing := self._num_workers - len(self._actors) + len(expected)) > 0:
             ready, _ = ray.wait(list(expected), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise WorkerStartError(
-                    f"{num_missing} of {self._num_workers} workers did not start within "
-                    f"{self._engine.start_timeout_s:g} s. Their nodes may be gone, or importing the framework takes "
-                    "longer: raise start_timeout_s."
+                    f"{num_missing} of {self._num_workers} workers have their resources but did not start within "
+                    f"{allowed_s:g} s. Their nodes may be gone, or importing the framework takes longer: raise "
+                    "start_timeout_s."
                 )
-            self._welcome(expected.pop(ready[0]))
+            actor = expected.pop(ready[0])
+            if not self._welcome(actor):
+                self._reserve()
+                other = self._make(actor.bundle, actor.num_tries + 1)
+                self._actors[self._actors.index(actor)] = expected[other.greeting] = other
 
-    def _welcome(self, actor: _Actor) -> None:
+    def _welcome(self, actor: _Actor) -> bool:
+        """Learn where the worker is. False when it shall be made again: it was lost before it could tell, for instance
+        because its node was lost and Ray had not noticed yet."""
         try:
             actor.facts = ray.get(actor.greeting)
         except ray.exceptions.RayError as error:
+            was_lost = isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed
+            if was_lost and actor.num_tries < _HIRE_TRIES:
+                return False
             raise WorkerStartError(f"A worker could not be started: {error}") from error
+        return True
 
-    def _make(self, bundle: int) -> _Actor:
+    def _make(self, bundle: int, num_tries: int = 1) -> _Actor:
         assert self._placement is not None
         strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
         custom = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
@@ -214,7 +230,7 @@ class RayGroup:
             max_concurrency=8,
         )
         handle: Any = recipe.remote(self._preload)
-        return _Actor(handle, bundle, handle.hello.remote())
+        return _Actor(handle, bundle, handle.hello.remote(), num_tries)
 
     def _seat(self) -> None:
         """Give out the ranks, node by node, and tell every worker its place."""
@@ -263,7 +279,7 @@ class RayGroup:
             try:
                 messages = ray.get(ref)
             except ray.exceptions.RayError as error:
-                actor.is_alive = False
+                self._dismiss(actor)  # one that is only out of reach would keep its resources
                 self._waiting.append(Died(_rank(actor), _why(error)))
                 continue
             actor.ask()
@@ -374,6 +390,8 @@ def _answer_of(ref: Any) -> bool:
 def _why(error: Exception) -> str:
     """Ray's long story in one line."""
     text = str(error)
+    if "node has died" in text:
+        return "was lost with its node"
     detail = text.partition("Worker exit detail:")[2] or text.partition("The actor is dead because")[2] or text
     first = detail.strip().split(". ")[0].splitlines()[0]
     return f"was lost ({first.strip()})"
@@ -383,6 +401,6 @@ def _words(resources: Mapping[str, float]) -> str:
     known = {
         name: amount
         for name, amount in resources.items()
-        if not name.startswith(("node:", "bundle", "memory", "object"))
+        if not name.startswith(("node:", "bundle", "memory", "object")) and "_group_" not in name
     }
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(known.items()) if amount) or "nothing"
