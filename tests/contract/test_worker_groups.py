@@ -302,7 +302,7 @@ def test_sigterm_ends_an_idle_worker_and_the_group_is_made_whole(process_group):
     os.kill(pids[1], signal.SIGTERM)
     while process_group.healthy():
         threading.Event().wait(0.01)
-    process_group.abort()
+    process_group.abort(lambda event: None)
     process_group.start()
     assert process_group.healthy()
     assert process_group.infos[1].pid != pids[1]
@@ -328,3 +328,22 @@ def test_sigterm_to_a_child_of_the_function_is_no_notice(process_group):
 
 def test_a_group_of_fixed_size_never_grows(group):
     assert not group.can_grow()
+
+
+def test_what_was_sent_before_an_abort_is_not_lost(process_group):
+    def talk(wire):
+        for number in range(1000):
+            wire.send("number", number)
+        wire.send("done", None)
+        while not wire.stopping:
+            threading.Event().wait(0.01)
+        wire.flush()
+
+    events = []
+    process_group.submit(dict.fromkeys([0, 1], Call(talk)))
+    threading.Event().wait(0.3)  # they talk while nobody listens; how far they come does not matter
+    process_group.abort(events.append)
+    for rank in (0, 1):
+        numbers = [event.value for event in of(Sent, events) if event.kind == "number" and event.rank == rank]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) > 0

@@ -435,14 +435,18 @@ class Controller:
         if attempt is not None:
             rank_0_is_gone = any(died.rank == 0 for died in attempt.facts.died)
             while self._num_saving > 0 and not rank_0_is_gone and self._clock() < deadline:
-                attempt.group.poll(POLL_S, self._take_last_messages)
+                attempt.group.poll(POLL_S, self._take_rest)
         self._num_saving = 0
-        self._crew.release()
+        self._crew.release(self._take_rest)
 
-    def _take_last_messages(self, event: Event) -> None:
+    def _take_rest(self, event: Event) -> None:
+        """From an attempt that is over: what it did still counts, how it ends does not. In particular, a step must not
+        be forgotten whose checkpoint may turn out to be the one to go on from."""
         match event:
-            case Sent(rank, "committed" | "save_failed" as kind, value):
-                self._take_message(rank, kind, value)
+            case Sent(_, "saving"):
+                pass
+            case Sent() | Printed():
+                self._take(event)
             case Died(0):
                 self._num_saving = 0
 
@@ -451,6 +455,9 @@ class Controller:
         try:
             if error is not None:  # otherwise all ranks have returned, and stay for the next run
                 self._release(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
+        except Exception as second:
+            assert error is not None
+            error.add_note(f"After this, the last results could not be handled: {type(second).__name__}: {second}")
         finally:
             self._attempt = None
             self._restore_sigterm()

@@ -75,11 +75,12 @@ class Crew:
         """The workers may not serve another call, though they may still be of use in this one."""
         self._fit = False
 
-    def release(self) -> None:
-        """End what the workers are doing. The engine decides which of them stay for the next use."""
+    def release(self, deliver: Callable[[Event], None] = lambda event: None) -> None:
+        """End what the workers are doing, and hand over what they had sent. The engine decides which of them stay for
+        the next use."""
         self._fit = False
         if self.group is not None:
-            self.group.abort()
+            self.group.abort(deliver)
 
     def break_up(self, grace_s: float = 0.0) -> None:
         """End the workers."""

@@ -127,7 +127,7 @@ class ScriptedGroup:
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         return {info.rank: "a scripted worker has no stack\n" for info in self.infos}
 
-    def abort(self) -> None:
+    def abort(self, deliver: Callable[[Event], None]) -> None:
         self._alive = False
         self.num_aborts += 1
 

@@ -222,8 +222,9 @@ class WorkerGroup(Protocol):
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         """The Python stacks of every rank, also of one that is stuck in C code."""
 
-    def abort(self) -> None:
-        """End the running calls, by force if need be. `start` then makes the group whole again."""
+    def abort(self, deliver: Callable[[Event], None]) -> None:
+        """End the running calls, by force if need be, and hand over what they had sent until then. `start` then makes
+        the group whole again."""
 
     def healthy(self) -> bool:
         """Whether every worker is alive and idle, ready for another call."""

@@ -98,7 +98,7 @@ class InlineGroup:
         texts = [f"Thread {names.get(i)}:\n{''.join(traceback.format_stack(f))}" for i, f in frames.items()]
         return {0: "\n".join(texts)}
 
-    def abort(self) -> None:
+    def abort(self, deliver: Callable[[Event], None]) -> None:
         self._call = None
 
     def healthy(self) -> bool:

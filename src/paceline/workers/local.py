@@ -169,7 +169,15 @@ class LocalGroup:
             raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
         return collect_stacks({worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s)
 
-    def abort(self) -> None:
+    def abort(self, deliver: Callable[[Event], None]) -> None:
+        """What is in the pipes and sockets outlives the workers."""
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            if worker.alive:
+                worker.wait(5.0)
+                for event in worker.events(is_gone=True):
+                    deliver(event)
         self.close()
 
     def healthy(self) -> bool:
@@ -318,7 +326,7 @@ class _Worker:
         return [text for text in texts if text]
 
     def is_idle(self) -> bool:
-        return self.alive and not self._busy and not _has_ended(self.pidfd)
+        return self.alive and not self._busy and not self.wait(0)
 
     def dismiss(self) -> None:
         with contextlib.suppress(OSError):
@@ -326,20 +334,27 @@ class _Worker:
 
     def end(self, patience_s: float) -> None:
         """Wait as long as allowed, then kill the worker and whatever it has started."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.pidfd, selectors.EVENT_READ)
-            if patience_s > 0:
-                selector.select(patience_s)
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    kill(self.pid, signal.SIGKILL)
-            if self.alive:
-                selector.select(5.0)
-                self._nursery.reap(self.pid)
+        if patience_s > 0:
+            self.wait(patience_s)
+        self.kill()
+        if self.alive:
+            self.wait(5.0)
+            self._nursery.reap(self.pid)
         self.alive = False
         self._log.close()
         self.line.close()
         os.close(self.pidfd)
+
+    def kill(self) -> None:
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until the process has ended; says whether it has."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.pidfd, selectors.EVENT_READ)
+            return bool(selector.select(timeout_s))
 
     def _how_it_ended(self) -> str:
         status = self._nursery.reap(self.pid)
@@ -350,9 +365,3 @@ class _Worker:
             hint = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
             return f"was killed by {signal.Signals(number).name}{hint}"
         return f"ended itself with exit code {os.WEXITSTATUS(status)} (sys.exit or os._exit)"
-
-
-def _has_ended(pidfd: int) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(pidfd, selectors.EVENT_READ)
-        return bool(selector.select(0))

@@ -180,17 +180,26 @@ class RayGroup:
         self._collect(0.0)
         return all(actor.is_alive and not actor.is_busy for actor in self._seated())
 
-    def abort(self) -> None:
-        """End the running calls. A worker that does not let go in time is killed."""
+    def abort(self, deliver: Callable[[Event], None]) -> None:
+        """A worker that does not let go in time is killed."""
         self._is_whole = False
         alive = [actor for actor in self._seated() if actor.is_alive]
         asked = [actor.handle.unwind.remote(_UNWIND_S) for actor in alive]
         done = set(ray.wait(asked, num_returns=len(asked), timeout=_UNWIND_S + 1)[0]) if asked else set()
         for actor, ref in zip(alive, asked, strict=True):
-            if not (ref in done and _answer_of(ref)):
+            has_ended, rest = (_result_of(ref) if ref in done else None) or (False, [])
+            self._take_rest(actor, rest)
+            if not has_ended:
                 self._dismiss(actor)
+        while self._waiting:
+            deliver(self._waiting.pop(0))
         self._actors = [actor for actor in self._actors if actor.is_alive]
-        self._waiting.clear()
+
+    def _take_rest(self, actor: _Actor, rest: list[tuple[str, Any]]) -> None:
+        """What a call had sent when it was unwound: first what the open poll has taken."""
+        if actor.poll is not None and ray.wait([actor.poll], timeout=1.0)[0]:
+            rest = [*(_result_of(actor.poll) or []), *rest]
+        self._waiting.extend(self._event(actor, kind, value) for kind, value in rest)
 
     def close(self, grace_s: float = 0.0) -> None:
         for actor in self._actors:
@@ -410,11 +419,12 @@ def _rank(actor: _Actor) -> int:
     return actor.rank
 
 
-def _answer_of(ref: Any) -> bool:
+def _result_of(ref: Any) -> Any:
+    """None when the actor is gone."""
     try:
-        return bool(ray.get(ref))
+        return ray.get(ref)
     except ray.exceptions.RayError:
-        return False
+        return None
 
 
 def _why(error: Exception) -> str:

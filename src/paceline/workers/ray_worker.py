@@ -85,24 +85,42 @@ class RayWire:
         with self._changed:
             self._num_polls += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or epoch != self.epoch, timeout_s)
+            self._changed.wait_for(lambda: self._waiting or self._is_over(epoch), timeout_s)
             if self._waiting and not self._urgent:
-                self._changed.wait_for(lambda: self._urgent or epoch != self.epoch, BATCH_S)
-            if epoch != self.epoch:
-                return []
-            taken, self._waiting, self._urgent = self._waiting, [], False
-            self._changed.notify_all()
-            return taken
+                self._changed.wait_for(lambda: self._urgent or self._is_over(epoch), BATCH_S)
+            return self._take_all() if epoch == self.epoch else []
+
+    def take_rest(self) -> list[tuple[str, Any]]:
+        """Everything that waits, now."""
+        with self._changed:
+            return self._take_all()
+
+    def _take_all(self) -> list[tuple[str, Any]]:
+        taken, self._waiting, self._urgent = self._waiting, [], False
+        self._changed.notify_all()
+        return taken
+
+    def _is_over(self, epoch: int) -> bool:
+        return self.is_unwinding or epoch != self.epoch
 
     def flush(self) -> None:
         """Until everything was taken and the next poll has begun: only then has the answer to the last one arrived. A
-        driver that does not poll has stopped listening; it is not waited for."""
+        driver that does not poll has stopped listening; it is not waited for. Once the call is being unwound, nothing
+        that depends on this may be done any more."""
         with self._changed:
             self._urgent = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting, FLUSH_S)
+            self._changed.wait_for(lambda: not self._waiting or self.is_unwinding, FLUSH_S)
             before = self._num_polls
-            self._changed.wait_for(lambda: self._num_polls > before, FLUSH_S)
+            self._changed.wait_for(lambda: self._num_polls > before or self.is_unwinding, FLUSH_S)
+            if self.is_unwinding:
+                raise Unwind
+
+    def begin_unwinding(self) -> None:
+        with self._changed:
+            self.stopping = self.is_unwinding = True
+            self._changed.notify_all()
+        self.questions.abandon(Unwind())
 
     def begin_epoch(self, epoch: int) -> None:
         with self._changed:
@@ -167,14 +185,13 @@ class RayWorker:
     def stop(self) -> None:
         self._wire.stopping = True
 
-    def unwind(self, grace_s: float) -> bool:
-        """Make the running call end; False when it did not within the grace period.
+    def unwind(self, grace_s: float) -> tuple[bool, list[tuple[str, Any]]]:
+        """Make the running call end; says whether it did within the grace period, and what it had still to say.
 
         It ends where it next touches the session, or by the error of a collective in which a rank is missing. Raising
         in it from outside, at any line, could leave a lock behind that nobody releases.
         """
-        self._wire.stopping = self._wire.is_unwinding = True
-        self._wire.questions.abandon(Unwind())
+        self._wire.begin_unwinding()
         if self._thread is None or not self._thread.is_alive():
             self._leave_group()  # others may be waiting for us in a collective: this makes it fail there
         else:
@@ -183,15 +200,14 @@ class RayWorker:
         if ended:
             self._thread = None
             self._leave_group()
-        return ended
+        return ended, self._wire.take_rest()
 
     def _preempt(self) -> None:
         """SIGTERM: an idle worker ends, a call may save first. The driver decides when it has had enough time."""
         if self._thread is None or not self._thread.is_alive():
             os._exit(128 + signal.SIGTERM)
-        self._wire.stopping = True
-        with contextlib.suppress(Unwind):
-            self._wire.send("preempted", "got SIGTERM")
+        self._wire.send("preempted", "got SIGTERM")
+        self._wire.stopping = True  # afterwards, so that the driver knows why the function returns
 
     def _exit(self, code: int) -> None:
         """End this process, once the driver knows why: Ray would only tell that it is gone."""

@@ -84,8 +84,8 @@ class ProcessWire:
         the function save first."""
         if not self.is_busy:
             os._exit(128 + signal.SIGTERM)
-        self.stopping = True
         self.send("preempted", "got SIGTERM")
+        self.stopping = True  # afterwards, so that the driver knows why the function returns
 
     def flush(self) -> None:
         """Nothing to do: pipe and socket outlive the process."""
