@@ -70,7 +70,7 @@ class Machine:
     def start_ray(self, *options):
         """Have a Ray node there; what it says, once it is up."""
         size = ["--num-cpus=1", "--object-store-memory=150000000"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *size]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-color=false", *size]
         program = self.start([*command, f"--node-ip-address={self.address}", *options])
         said = ""
         while "--block" not in said:
