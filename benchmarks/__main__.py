@@ -20,7 +20,7 @@ from benchmarks.tables import print_table, save
 
 RESULTS_DIR = Path(__file__).parent / "results"
 EXAMPLES = """examples:
-  python -m benchmarks                            everything, about half an hour
+  python -m benchmarks                            everything, more than an hour
   python -m benchmarks --quick                    everything once: does it work? The figures mean little
   python -m benchmarks --only report,recovery     two of them
   python -m benchmarks --list                     what there is
@@ -32,7 +32,7 @@ def main() -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if args.list:
         for name in MODULES:
-            console.print(f"{name:<12}{Benchmark(name).summary}")
+            console.print(f"{name:<16}{Benchmark(name).summary}")
         return 0
     is_whole = args.only == list(MODULES) and not args.quick
     stem = "benchmarks" if is_whole else "partial"

@@ -41,6 +41,7 @@ SECONDS = Unit("s")
 MILLISECONDS = Unit("ms", 1e3)
 MICROSECONDS = Unit("µs", 1e6)
 PER_SECOND = Unit("/s", more_is_better=True)
+PER_MINUTE = Unit("/min", 60, more_is_better=True)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _wait_for(argv: Sequence[str], environ: Mapping[str, str], folder: Path, tim
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """For a measured process: one thread for each worker, nothing sent home, and this package importable."""
+    """For a measured process: one thread for each worker, nothing sent home, and this checkout importable."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "RAY_", "SGD_"))
     }
@@ -76,7 +76,7 @@ def _environment(folder: Path) -> dict[str, str]:
         **inherited,
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
         "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_OFFLINE": "1",
         "TMPDIR": str(folder),  # some peers leave files there

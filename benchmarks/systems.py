@@ -41,6 +41,7 @@ _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else restarted ranks
 _TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"}
 
 PACELINE = System("Paceline", "paceline", "with_paceline.py")
+PACELINE_ON_RAY = System("Paceline on Ray", "ray", "with_paceline_on_ray.py")
 TORCHRUN = Torchrun("torchrun", "torch", "with_torchrun.py")
 TORCHRUN_RESTARTING = Torchrun("torchrun", "torch", "with_torchrun.py", _RESTARTING, _OWN_STORE)
 ACCELERATE_DEBUG = System("Accelerate debug_launcher", "accelerate", "with_accelerate.py", ("debug_launcher",))
@@ -49,6 +50,11 @@ FABRIC_SPAWN = System("Fabric ddp_spawn", "lightning", "with_fabric.py", ("ddp_s
 FABRIC_FORK = System("Fabric ddp_fork", "lightning", "with_fabric.py", ("ddp_fork",))
 RAY = System("Ray Train", "ray", "with_ray.py", is_slow=True)
 RAY_TUNED = System("Ray Train, tuned", "ray", "with_ray.py", environ=_TUNED, is_slow=True)
+PACELINE_IN_TUNE = System("Paceline in Ray Tune", "ray", "tune_trials.py", ("paceline",))
+RAY_IN_TUNE = System("Ray Train in Ray Tune", "ray", "tune_trials.py", ("ray_train",), is_slow=True)
+RAY_TUNED_IN_TUNE = System(
+    "Ray Train, tuned, in Ray Tune", "ray", "tune_trials.py", ("ray_train",), _TUNED, is_slow=True
+)
 
 
 def run_job(system: System, job: str, num_launches: int = 1, timeout_s: float = 300, **sizes: Any) -> Finished:
@@ -59,9 +65,9 @@ def run_job(system: System, job: str, num_launches: int = 1, timeout_s: float = 
     return run_process(system.command(spec), system.environ, timeout_s)
 
 
-def run_script(script: str, **sizes: Any) -> Finished:
+def run_script(script: str, timeout_s: float = 300, **sizes: Any) -> Finished:
     """Run a script that measures Paceline alone."""
-    return run_process([sys.executable, str(SCRIPTS / script), json.dumps(sizes)])
+    return run_process([sys.executable, str(SCRIPTS / script), json.dumps(sizes)], timeout_s=timeout_s)
 
 
 def _free_port() -> int:

@@ -20,6 +20,10 @@ MODULES = {
     "checkpoint": "checkpoint_stall",
     "import": "import_time",
     "controller": "controller",
+    "ray-group": "ray_group",
+    "ray-report": "ray_reports",
+    "ray-controller": "ray_controller",
+    "tune": "tuning",
 }
 
 

@@ -5,6 +5,7 @@ Timed in the workers, after steps that do not count.
 
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks import systems
 from benchmarks.figures import MILLISECONDS, Row, ratio_at_least
@@ -17,7 +18,7 @@ NUM_ROUNDS = 6
 
 
 def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
-    ours, bare = in_turns((PACELINE, TORCHRUN), _loop_s, effort, say)
+    ours, bare = in_turns((PACELINE, TORCHRUN), loop_s, effort, say)
     return [
         Row(
             "100 DDP steps with a report at each, against the bare torchrun loop",
@@ -30,8 +31,8 @@ def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
     ]
 
 
-def _loop_s(system: System) -> list[float]:
+def loop_s(system: System, num_rounds: int = NUM_ROUNDS, **sizes: Any) -> list[float]:
     """The median over several loops of one process: they differ less among each other than processes do."""
-    sizes = {"num_warmup_steps": 50, "num_steps": 100, "num_rounds": NUM_ROUNDS}
-    run = systems.run_job(system, "train", reports=system is PACELINE, **sizes)
-    return [statistics.median(one["seconds"] for one in the("loop", run.marks, 2 * NUM_ROUNDS))]
+    sizes = {"num_warmup_steps": 50, "num_steps": 100, "num_rounds": num_rounds, **sizes}
+    run = systems.run_job(system, "train", reports=system is not TORCHRUN, **sizes)
+    return [statistics.median(one["seconds"] for one in the("loop", run.marks, 2 * num_rounds))]

@@ -33,9 +33,10 @@ def _overhead_s(system: System) -> list[float]:
     num_launches = 2 if system.is_slow else 6
     run = systems.run_job(system, "meet", num_launches=num_launches, keep_group=system is PACELINE)
     _, *later = launches(run.marks)
-    return [_duration_s(marks) - max(one["seconds"] for one in the("function", marks, 2)) for marks in later]
+    return [duration_s(marks) - max(one["seconds"] for one in the("function", marks, 2)) for marks in later]
 
 
-def _duration_s(marks: list[Mark]) -> float:
+def duration_s(marks: list[Mark]) -> float:
+    """Of a launch."""
     (end,) = the("end", marks, 1)
     return end["at"] - marks[0]["at"]

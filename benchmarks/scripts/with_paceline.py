@@ -39,23 +39,29 @@ def load():
     return checkpoint and checkpoint["model"]
 
 
-def launch(trainer, spec):
-    counter = CountReports()
-    trainer.run(train, spec, callbacks=[counter] if spec.get("count") else None)
-    mark("end")
-
-
-def main(spec):
+def main(spec, engine="local"):
+    """A launch is one run; its workers belong to it unless the spec says `keep_group`."""
     if spec.get("keep_group"):
-        with paceline.Trainer(backend="torch", num_workers=2) as trainer:
+        with group(engine) as trainer:
             for _ in range(spec["num_launches"]):
+                time.sleep(spec.get("rest_s", 0))
                 mark("launch")
-                launch(trainer, spec)
+                run(trainer, spec)
+                mark("end")
         return
     for _ in range(spec["num_launches"]):
         mark("launch")
-        with paceline.Trainer(backend="torch", num_workers=2) as trainer:
-            launch(trainer, spec)
+        with group(engine) as trainer:
+            run(trainer, spec)
+        mark("end")
+
+
+def group(engine):
+    return paceline.Trainer(backend="torch", num_workers=2, engine=engine)
+
+
+def run(trainer, spec):
+    trainer.run(train, spec, callbacks=[CountReports()] if spec.get("count") else None)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2.api.callback import UserCallback
 
 from benchmarks.jobs import Hooks, run_job
+from benchmarks.local_ray import local_ray
 from benchmarks.marks import MARKS_FILE, mark
 
 
@@ -67,10 +67,6 @@ def main(spec, scratch):
 
 
 if __name__ == "__main__":
-    home = tempfile.mkdtemp(prefix="ray_")  # its sockets need a short path
-    try:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=home)
-        main(json.loads(sys.argv[1]), Path(os.environ[MARKS_FILE]).parent / "ray_results")
-    finally:
-        ray.shutdown()
-        shutil.rmtree(home, ignore_errors=True)
+    spec = json.loads(sys.argv[1])
+    with local_ray(spec.get("num_cpus", 2)):
+        main(spec, Path(os.environ[MARKS_FILE]).parent / "ray_results")
