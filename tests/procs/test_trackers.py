@@ -174,7 +174,9 @@ def test_mlflow_run_is_running_again_after_it_failed(tmp_path):
     assert found["history"]["loss"] == [[1, 0.5], [2, 0.25], [2, 7.0]], "both values of the step made again"
 
 
-@pytest.mark.parametrize("remove", ["client.delete_run(kept)", "shutil.rmtree(*glob.glob(f'{run_dir}/mlruns/*/{kept}'))"])
+@pytest.mark.parametrize(
+    "remove", ["client.delete_run(kept)", "shutil.rmtree(*glob.glob(f'{run_dir}/mlruns/*/{kept}'))"]
+)
 def test_mlflow_run_is_gone(tmp_path, remove):
     before = run_script(mlflow_script(), tmp_path / "run_001")
     setup = f"""

@@ -150,6 +150,7 @@ def test_a_resumed_run_continues_the_table(tmp_path):
     logged(tmp_path, {"loss": 1, 'odd, "key"\nof two lines': 2})
     (tmp_path / ".results.csv.tmp").write_text("of a driver that was killed while it widened the table")
     callback = started(tmp_path, is_resumed=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
     for result in ({"loss": 3}, {"loss": 4, 'odd, "key"\nof two lines': 5, "late": 6}):
         callback.handle_result([result, {}])
     callback.finish_training()
