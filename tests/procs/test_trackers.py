@@ -30,16 +30,19 @@ def watch(event, args):
         raise OSError(f"no network in this test: {event}")
 sys.addaudithook(watch)
 run_dir = sys.argv[1]
-def drive(callback, config=None, status="SUCCEEDED", steps=((1, 0.5), (2, 0.25)), world_size=2):
+def drive(callback, config=None, status="SUCCEEDED", steps=((1, 0.5), (2, 0.25)), saves_at=(), is_resumed=False):
     error = status == "FAILED"
     callback.start_training(
-        run_dir, config or {}, run_id="run_001", num_workers=world_size, world_size=world_size
+        run_dir, config or {}, run_id="run_001", num_workers=2, world_size=2, is_resumed=is_resumed
     )
-    for step, loss in steps:
+    for step, loss, *size in steps:
         stamps = {"_training_iteration": step, "_timestamp": 1, "_pid": 2}
         first = {"loss": loss, "nested": {"a": step}, "name": "x", **stamps}
-        callback.handle_result([first, {"loss": 9, **stamps}])
-    callback.finish_training(error=error, status=status, exception=ValueError("x") if error else None)
+        callback.handle_result([first, {"loss": 9, **stamps}][:size[0] if size else 2])
+        if step in saves_at:
+            callback.handle_checkpoint(None)
+    if status != "LOST":
+        callback.finish_training(error=error, status=status, exception=ValueError("x") if error else None)
 """
 
 
@@ -79,7 +82,8 @@ def history_of(key):
 history = {{key: history_of(key) for key in run.data.metrics}}
 del os.environ["MLFLOW_ALLOW_FILE_STORE"]
 print(json.dumps({{
-    "status": run.info.status, "name": run.info.run_name, "params": run.data.params, "history": history,
+    "run_id": run.info.run_id, "status": run.info.status, "name": run.info.run_name,
+    "params": run.data.params, "history": history,
     "tags": run.data.tags, "experiment": client.get_experiment(run.info.experiment_id).name,
     "artifacts": [f.path for f in client.list_artifacts(run.info.run_id, "checkpoints")],
     "ended": run.info.end_time is not None,
@@ -147,6 +151,57 @@ except ArgumentError as error:
     assert found["experiment"] == "made before"
 
 
+def test_mlflow_goes_on_with_the_run_of_a_lost_driver(tmp_path):
+    run_dir = tmp_path / "sgd_1" / "run_001"
+    # An object without a repr of its own has another text in every process, and MLflow refuses a changed param.
+    drive = 'status="LOST", steps=[(1, 1), (2, 2), (3, 3), (4, 4)], saves_at=[3], config={"lr": 0.1, "o": object()}'
+    before = run_script(mlflow_script(drive=drive), run_dir)
+    assert (before["status"], before["history"]["loss"]) == ("RUNNING", [[1, 1.0], [2, 2.0], [3, 3.0]])
+    drive = 'is_resumed=True, steps=[(4, 40), (5, 50)], config={"lr": 0.1, "o": object(), "more": 1}'
+    found = run_script(mlflow_script(drive=drive), run_dir)
+    assert found["run_id"] == before["run_id"]
+    assert found["history"]["loss"] == [[1, 1.0], [2, 2.0], [3, 3.0], [4, 40.0], [5, 50.0]]
+    assert found["params"] == {**before["params"], "more": "1"}
+    assert found["status"] == "FINISHED"
+
+
+def test_mlflow_run_is_running_again_after_it_failed(tmp_path):
+    before = run_script(mlflow_script(drive='status="FAILED"'), tmp_path / "run_001")
+    drive = 'is_resumed=True, status="LOST", steps=[(2, 7)]'
+    found = run_script(mlflow_script(drive=drive), tmp_path / "run_001")
+    assert (before["status"], found["status"]) == ("FAILED", "RUNNING")
+    assert found["run_id"] == before["run_id"]
+    assert found["history"]["loss"] == [[1, 0.5], [2, 0.25], [2, 7.0]], "both values of the step made again"
+
+
+@pytest.mark.parametrize(
+    "remove", ["client.delete_run(kept)", "shutil.rmtree(*glob.glob(f'{run_dir}/mlruns/*/{kept}'))"]
+)
+def test_mlflow_run_is_gone(tmp_path, remove):
+    before = run_script(mlflow_script(), tmp_path / "run_001")
+    setup = f"""
+import glob, shutil
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+from mlflow.tracking import MlflowClient
+client, kept = MlflowClient(f"{{run_dir}}/mlruns"), {before["run_id"]!r}
+{remove}
+"""
+    found = run_script(mlflow_script(drive="is_resumed=True", setup=setup), tmp_path / "run_001")
+    assert found["run_id"] != before["run_id"]
+    assert found["history"]["loss"] == [[1, 0.5], [2, 0.25]]
+
+
+def test_mlflow_keeps_no_password_and_leaves_out_steps_without_the_worker(tmp_path):
+    store = tmp_path / "tracking"
+    # For a folder, MLflow takes no notice of user and password.
+    arguments = f"tracking_uri='file://me:secret@localhost{store}', worker_to_log=1"
+    script = mlflow_script(arguments, drive="steps=[(1, 1, 2), (2, 2, 1), (3, 3, 2)]", store=repr(str(store)))
+    found = run_script(script, tmp_path / "run_001")
+    assert found["history"]["loss"] == [[1, 9.0], [3, 9.0]]
+    kept = json.loads((tmp_path / "run_001" / "tracked_runs.json").read_text())
+    assert kept == {f"mlflow, rank 1, file://localhost{store}": found["run_id"]}
+
+
 def test_many_quick_reports_all_reach_mlflow(tmp_path):
     steps = "steps=[(i, i / 2) for i in range(1, 1301)]"
     found = run_script(mlflow_script(drive=steps), tmp_path / "run_001")
@@ -164,10 +219,19 @@ print(json.dumps({{"added": sorted(set(os.environ) - set(before))}}))
 
 
 def wandb_records(run_dir):
-    """The records of the one offline run below `run_dir`, read from wandb's own file (a LevelDB log)."""
+    """The records of the one offline run below `run_dir`."""
+    (path,) = wandb_files(run_dir)
+    return read_wandb_file(path)
+
+
+def wandb_files(run_dir):
+    return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def read_wandb_file(path):
+    """From wandb's own format, a LevelDB log."""
     from wandb.proto import wandb_internal_pb2
 
-    (path,) = (run_dir / "wandb").glob("offline-run-*/run-*.wandb")
     data, position, record, records = path.read_bytes(), 7, b"", []
     while position + 7 <= len(data):
         room = 32768 - position % 32768
@@ -222,6 +286,26 @@ def test_wandb_keeps_all_results_when_a_restart_repeats_steps(tmp_path):
     run_script(WANDB.format(arguments="", drive="steps=[(1, 4), (2, 3), (1, 2), (2, 1)]"), tmp_path / "run_001")
     rows = wandb_history(wandb_records(tmp_path / "run_001"))
     assert [(row["training_iteration"], row["loss"]) for row in rows] == [(1, 4), (2, 3), (1, 2), (2, 1)]
+
+
+def test_wandb_goes_on_with_the_run_of_an_earlier_driver(tmp_path):
+    run_dir = tmp_path / "run_001"
+    run_script(WANDB.format(arguments="", drive='status="FAILED"'), run_dir)
+    resumed = WANDB.format(arguments="resume='never'", drive="is_resumed=True, steps=[(2, 7), (3, 8)]")
+    run_script(resumed, run_dir)
+    first, second = (read_wandb_file(path) for path in wandb_files(run_dir))
+    assert [row["loss"] for row in wandb_history(first)] == [0.5, 0.25]
+    assert [(row["training_iteration"], row["loss"]) for row in wandb_history(second)] == [(2, 7), (3, 8)]
+    ids = [record.run.run_id for record in first + second if record.WhichOneof("record_type") == "run"]
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
+    assert (exit_codes(first), exit_codes(second)) == ([1], [0])
+
+
+def test_wandb_leaves_out_steps_without_the_worker(tmp_path):
+    drive = "steps=[(1, 1, 2), (2, 2, 1), (3, 3, 2)]"
+    run_script(WANDB.format(arguments="worker_to_log=1", drive=drive), tmp_path / "run_001")
+    assert [row["training_iteration"] for row in wandb_history(wandb_records(tmp_path / "run_001"))] == [1, 3]
 
 
 def exit_codes(records):

@@ -8,10 +8,18 @@ from paceline.callbacks import CSVLoggerCallback
 from paceline.errors import ArgumentError, ArgumentTypeError
 
 
-def started(run_dir, **kwargs):
+def started(run_dir, is_resumed=False, **kwargs):
     callback = CSVLoggerCallback(**kwargs)
-    callback.start_training(str(run_dir), {}, run_id="run_001", num_workers=2, world_size=2)
+    callback.start_training(str(run_dir), {}, run_id="run_001", num_workers=2, world_size=2, is_resumed=is_resumed)
     return callback
+
+
+def logged(run_dir, *results, **kwargs):
+    callback = started(run_dir, **kwargs)
+    for result in results:
+        callback.handle_result([result, {}])
+    callback.finish_training()
+    return callback.log_path.read_text()
 
 
 def table(callback):
@@ -125,3 +133,50 @@ def test_worker_to_log_is_checked(tmp_path):
         CSVLoggerCallback(worker_to_log="0")
     with pytest.raises(ArgumentError, match="worker_to_log asks for rank 2"):
         started(tmp_path, worker_to_log=2)
+
+
+def test_ranks_come_and_go(tmp_path):
+    all_ranks, second = CSVLoggerCallback(worker_to_log=None), CSVLoggerCallback(filename="1.csv", worker_to_log=1)
+    for callback in (all_ranks, second):
+        callback.start_training(str(tmp_path), {}, num_workers=3, world_size=1)
+        for size in (1, 2, 1):
+            callback.handle_result([{"size": size}] * size)
+        callback.finish_training()
+    assert all_ranks.log_path.read_text() == "_rank,size\n0,1\n0,2\n1,2\n0,1\n"
+    assert second.log_path.read_text() == "size\n2\n"
+
+
+def test_a_resumed_run_continues_the_table(tmp_path):
+    logged(tmp_path, {"loss": 1, 'odd, "key"\nof two lines': 2})
+    (tmp_path / ".results.csv.tmp").write_text("of a driver that was killed while it widened the table")
+    callback = started(tmp_path, is_resumed=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+    for result in ({"loss": 3}, {"loss": 4, 'odd, "key"\nof two lines': 5, "late": 6}):
+        callback.handle_result([result, {}])
+    callback.finish_training()
+    odd = 'odd, "key"\nof two lines'
+    assert table(callback) == [
+        {"loss": "1", odd: "2", "late": ""},
+        {"loss": "3", odd: "", "late": ""},
+        {"loss": "4", odd: "5", "late": "6"},
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+
+
+def test_a_resumed_run_without_a_table_begins_one(tmp_path):
+    assert logged(tmp_path, {"loss": 1}, is_resumed=True) == "loss\n1\n"
+
+
+def test_a_run_that_is_not_resumed_begins_anew(tmp_path):
+    logged(tmp_path, {"loss": 1})
+    assert logged(tmp_path, {"loss": 2}) == "loss\n2\n"
+
+
+def test_driver_is_killed_inside_a_write(tmp_path):
+    rows = ["loss,text\n", '1,"two\nlines, ""quoted"""\n', "2,plain\n"]
+    whole = "".join(rows)
+    for num_bytes in range(len(whole) + 1):
+        (tmp_path / "results.csv").write_text(whole[:num_bytes])
+        kept = [row for end, row in enumerate(rows, 1) if len("".join(rows[:end])) <= num_bytes]
+        expected = "".join(kept or rows[:1]) + "3,x\n"
+        assert logged(tmp_path, {"loss": 3, "text": "x"}, is_resumed=True) == expected

@@ -1,5 +1,6 @@
 """What callbacks have in common: which workers, which folder, flat numbers, missing packages, lazy names."""
 
+import math
 import os
 import sys
 
@@ -12,6 +13,7 @@ from paceline.callbacks.flatten import as_number, flatten, numeric_metrics
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
 from paceline.callbacks.optional_package import environment_defaults
 from paceline.callbacks.selection import WorkerSelection, single_worker
+from paceline.callbacks.tracked_run import TrackedRun
 from paceline.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 
 RESULTS = [{"rank": 0}, {"rank": 1}, {"rank": 2}]
@@ -48,6 +50,41 @@ def test_selection_names_a_rank_that_does_not_exist():
     selection.check(None)
     with pytest.raises(ArgumentError, match="workers_to_log asks for rank 2, but this run has 2 workers"):
         selection.check(2)
+
+
+@pytest.mark.parametrize("num_workers", [8, math.inf])
+def test_selection_takes_a_rank_that_may_exist_later(num_workers):
+    WorkerSelection(7).check(num_workers)
+
+
+def test_selection_skips_ranks_that_do_not_exist_in_a_step():
+    selection = WorkerSelection([2, 0])
+    assert selection.pick_ranked(RESULTS[:2]) == [(0, {"rank": 0})]
+    assert selection.pick(RESULTS[:2]) == [{"rank": 0}]
+    assert selection.pick(RESULTS) == [{"rank": 2}, {"rank": 0}]
+    assert WorkerSelection(2).pick(RESULTS[:2]) == []
+
+
+def test_tracked_runs_are_told_apart_and_survive_their_callback(tmp_path):
+    run_dir = str(tmp_path / "run_001")
+    first, second = single_worker(0), single_worker(1)
+    TrackedRun(run_dir, "wandb", first, "p").keep("a")
+    TrackedRun(run_dir, "wandb", second, "p").keep("b")
+    TrackedRun(run_dir, "mlflow", first, None, "p").keep("c")
+    TrackedRun(run_dir, "wandb", first, "p").keep("d")
+    assert TrackedRun(run_dir, "wandb", first, "p").id() == "d"
+    assert TrackedRun(run_dir, "wandb", second, "p").id() == "b"
+    assert TrackedRun(run_dir, "mlflow", first, "p").id() == "c"
+    assert TrackedRun(run_dir, "wandb", first, "another project").id() is None
+    assert [path.name for path in (tmp_path / "run_001").iterdir()] == ["tracked_runs.json"]
+
+
+def test_tracked_runs_file_is_damaged(tmp_path):
+    (tmp_path / "tracked_runs.json").write_text('{"wandb')
+    kept = TrackedRun(str(tmp_path), "wandb", single_worker(0))
+    assert kept.id() is None
+    kept.keep("a")
+    assert kept.id() == "a"
 
 
 def test_single_worker_takes_a_list_of_one():

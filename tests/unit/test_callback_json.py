@@ -1,5 +1,6 @@
 import enum
 import json
+import math
 import resource
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,10 @@ def no_file_larger_than(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def started(run_dir, world_size=2, **kwargs):
+def started(run_dir, world_size=2, is_resumed=False, **kwargs):
     callback = JsonLoggerCallback(**kwargs)
-    callback.start_training(str(run_dir), {}, run_id="run_001", num_workers=world_size, world_size=world_size)
+    sizes = {"num_workers": world_size, "world_size": world_size}
+    callback.start_training(str(run_dir), {}, run_id="run_001", is_resumed=is_resumed, **sizes)
     return callback
 
 
@@ -88,6 +90,81 @@ def test_rank_out_of_range_before_anything_is_written(tmp_path):
     with pytest.raises(ArgumentError, match="asks for rank 2, but this run has 2 workers: ranks 0 to 1"):
         started(tmp_path, workers_to_log=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_come_and_go(tmp_path):
+    callback = JsonLoggerCallback(workers_to_log=[1, 2])
+    callback.start_training(str(tmp_path), {}, num_workers=math.inf, world_size=1)
+    for step, size in enumerate([1, 2, 3, 1]):
+        callback.handle_result(report(step, size))
+    callback.finish_training()
+    logged = json.loads(callback.log_path.read_text())
+    assert [[(item["step"], item["rank"]) for item in element] for element in logged] == [[(1, 1)], [(2, 1), (2, 2)]]
+
+
+def written(run_dir, num_steps):
+    callback = started(run_dir)
+    for step in range(num_steps):
+        callback.handle_result(report(step))
+    callback.finish_training()
+    return callback.log_path.read_bytes()
+
+
+def resumed_steps(run_dir, step):
+    """What the file holds after a driver has resumed the run and logged one step."""
+    callback = started(run_dir, is_resumed=True)
+    before = json.loads(callback.log_path.read_text())
+    callback.handle_result(report(step))
+    callback.finish_training()
+    after = json.loads(callback.log_path.read_text())
+    assert after == [*before, [{"step": step, "rank": 0}]]
+    return [element[0]["step"] for element in after]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5])
+def test_a_resumed_run_continues_the_file(tmp_path, num_steps):
+    written(tmp_path, num_steps)
+    assert resumed_steps(tmp_path, 77) == [*range(num_steps), 77]
+
+
+def test_a_resumed_run_without_a_file_begins_one(tmp_path):
+    assert resumed_steps(tmp_path, 7) == [7]
+
+
+def test_a_run_that_is_not_resumed_begins_anew(tmp_path):
+    written(tmp_path, 3)
+    assert json.loads(written(tmp_path, 0)) == []
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_driver_is_killed_inside_a_write(tmp_path, num_steps):
+    before, after = written(tmp_path, num_steps), written(tmp_path, num_steps + 1)
+    for num_done in range(len(before) - 2, len(after) + 1):
+        torn = after[:num_done] + before[num_done:]
+        (tmp_path / "results.json").write_bytes(torn)
+        kept = resumed_steps(tmp_path, 77)
+        assert kept in ([*range(num_steps), 77], [*range(num_steps + 1), 77]), torn
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 5000, b'\n]{"half', b""])
+def test_what_a_crash_of_the_machine_or_a_full_disk_left_is_cut_off(tmp_path, damage):
+    whole = written(tmp_path, 3)
+    (tmp_path / "results.json").write_bytes(whole.removesuffix(b"\n]") + b",\n" * (damage != b"") + damage)
+    assert resumed_steps(tmp_path, 77) == [0, 1, 2, 77]
+
+
+def test_nothing_but_the_beginning_was_written(tmp_path):
+    for size in range(3):
+        (tmp_path / "results.json").write_bytes(b"[\n]"[:size])
+        assert resumed_steps(tmp_path, 1) == [1]
+
+
+def test_a_file_that_somebody_has_indented_is_moved_aside(tmp_path, caplog):
+    text = json.dumps(json.loads(written(tmp_path, 2)), indent=2)
+    (tmp_path / "results.json").write_text(text)
+    assert resumed_steps(tmp_path, 3) == [3]
+    assert (tmp_path / "results.json.old").read_text() == text
+    assert "results.json.old" in caplog.text
 
 
 class Colour(enum.Enum):

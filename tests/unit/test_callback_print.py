@@ -33,4 +33,11 @@ def test_prints_the_selected_workers(capsys):
 
 def test_rank_out_of_range():
     with pytest.raises(ArgumentError, match="asks for rank 3"):
-        PrintCallback(workers_to_log=[0, 3]).start_training("/run", {}, world_size=2)
+        PrintCallback(workers_to_log=[0, 3]).start_training("/run", {}, num_workers=3, world_size=2)
+
+
+def test_a_step_without_the_selected_worker_prints_nothing(capsys):
+    callback = PrintCallback(workers_to_log=1)
+    callback.start_training("/run", {}, num_workers=2, world_size=1)
+    callback.handle_result(RESULTS[:1])
+    assert capsys.readouterr().out == ""

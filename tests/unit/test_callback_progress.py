@@ -1,4 +1,5 @@
 import io
+import math
 import re
 import sys
 import time
@@ -158,3 +159,37 @@ def looking_at(stdout, wish=None):
             patch.setenv("PACELINE_PROGRESS", wish)
         patch.setattr(sys, "stdout", stdout)
         yield
+
+
+def test_the_number_of_workers_is_shown_when_it_changes():
+    callback = started(terminal())
+    progress = callback._progress
+    callback.handle_resize(3, former=2, reason="the run has begun")
+    assert "run_001  3 workers ·" in shown(ProgressView(progress)), "nothing has changed for who looks at it"
+    callback.handle_result([STEP, {}, {}])
+    callback.handle_restart(1, "there is room for more workers", cause="growth")
+    callback.handle_resize(4, former=3, reason="there is room for more workers")
+    frame = shown(ProgressView(progress))
+    assert "run_001  4 workers (before: 3) ·" in frame
+    assert "restart" not in frame, "growth is no failure"
+    callback.handle_restart(2, "rank 1 was killed", cause="loss")
+    callback.handle_resize(2, former=4, reason="rank 1 was killed")
+    frame = shown(ProgressView(progress))
+    assert "run_001  2 workers (before: 4) ·" in frame
+    assert frame.splitlines()[1].endswith("· 1 restart")
+    callback.finish_training(status="SUCCEEDED")
+    assert summary(progress).plain.endswith(" · 3 → 4 → 2 workers · 1 restart → /results/sgd/run_001")
+
+
+def test_of_many_sizes_the_last_are_shown():
+    progress = Progress("/r/run_001", 9, started_s=0.0, ended_s=1.0, status="SUCCEEDED", former_sizes=list(range(1, 9)))
+    assert " · … → 5 → 6 → 7 → 8 → 9 workers → " in summary(progress).plain
+
+
+def test_restarts_of_earlier_drivers_are_not_counted():
+    callback = ProgressCallback(terminal())
+    callback.start_training("/r/run_001", {}, num_workers=math.inf, world_size=2, is_resumed=True)
+    progress = callback._progress
+    callback.handle_restart(5, "rank 1 was killed", cause="loss")
+    callback.finish_training(status="SUCCEEDED")
+    assert " · 1 restart → " in summary(progress).plain

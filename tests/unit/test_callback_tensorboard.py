@@ -9,9 +9,9 @@ from paceline.callbacks import TBXLoggerCallback
 from paceline.errors import ArgumentError
 
 
-def started(run_dir, **kwargs):
+def started(run_dir, is_resumed=False, **kwargs):
     callback = TBXLoggerCallback(**kwargs)
-    callback.start_training(str(run_dir), {}, run_id="run_001", num_workers=2, world_size=2)
+    callback.start_training(str(run_dir), {}, run_id="run_001", num_workers=2, world_size=2, is_resumed=is_resumed)
     return callback
 
 
@@ -85,6 +85,49 @@ def test_a_restart_that_repeats_steps_replaces_them(tmp_path):
         callback.handle_result([stamped(step, loss=5.0), {}])
     callback.finish_training()
     assert scalars(tmp_path, "loss") == [(1, 1.0), (2, 5.0), (3, 5.0), (4, 5.0)]
+
+
+def test_a_resumed_run_adds_a_file_and_replaces_the_steps_made_again(tmp_path):
+    for first_step, is_resumed in ((1, False), (3, True), (5, True)):
+        callback = started(tmp_path, is_resumed=is_resumed)
+        for step in range(first_step, first_step + 4):
+            callback.handle_result([stamped(step, loss=first_step), {}])
+        callback.finish_training()
+    assert scalars(tmp_path, "loss") == [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (7, 5), (8, 5)]
+    assert len(list(tmp_path.iterdir())) == 3, "a file per driver"
+
+
+def test_a_resumed_run_that_repeats_nothing_loses_nothing(tmp_path):
+    for step, is_resumed in ((1, False), (2, True)):
+        callback = started(tmp_path, is_resumed=is_resumed)
+        callback.handle_result([stamped(step, loss=step), {}])
+        callback.finish_training()
+    assert scalars(tmp_path, "loss") == [(1, 1), (2, 2)]
+
+
+def test_many_restarts_within_a_second_stay_in_order(tmp_path):
+    callback = started(tmp_path)
+    for attempt in range(12):
+        callback.handle_result([stamped(1, attempt=attempt), {}])
+    callback.finish_training()
+    assert scalars(tmp_path, "attempt") == [(1, 11)]
+
+
+def test_the_worker_comes_and_goes(tmp_path):
+    callback = started(tmp_path, worker_to_log=1)
+    for step, size in ((1, 2), (2, 2), (3, 2), (2, 1), (3, 1), (4, 2)):
+        callback.handle_result([stamped(step, loss=step)] * size)
+    callback.finish_training()
+    assert scalars(tmp_path, "loss") == [(1, 1), (4, 4)], "steps 2 and 3 were made again without it"
+
+
+def test_what_was_reported_before_a_checkpoint_is_on_disk(tmp_path):
+    callback = started(tmp_path)
+    for step in (1, 2, 3):
+        callback.handle_result([stamped(step, loss=step), {}])
+    callback.handle_checkpoint(None)
+    assert scalars(tmp_path, "loss") == [(1, 1), (2, 2), (3, 3)]
+    callback.finish_training()
 
 
 def test_the_first_report_is_on_disk_while_training_goes_on(tmp_path):

@@ -11,8 +11,8 @@ class SGDCallback:
 
     The timeline of a run, for the callbacks in the order of the list:
 
-        start_training(logdir, config, run_id=, num_workers=, world_size=)      once, before any worker trains
-        │
+        start_training(logdir, config, run_id=, num_workers=, world_size=, is_resumed=)
+        │                                                       once per driver, before any worker trains
         ├─ handle_result([rank 0's dict, rank 1's dict, …])     once per step: when every rank has reported it
         ├─ handle_checkpoint(checkpoint)                        when a checkpoint is complete on storage
         ├─ handle_restart(attempt, reason, cause=)              the function starts again: workers died, were taken

@@ -26,7 +26,8 @@ class CSVLoggerCallback(SGDCallback):
 
     Nested dicts become columns like `loss/train`; lists and arrays are written as JSON in one cell; what a
     report does not have stays empty. A key that appears later adds a column: the table is then rewritten
-    once, beside the old one, and put in its place whole. Every run begins the file anew.
+    once, beside the old one, and put in its place whole. Every run begins the file anew; a resumed run continues
+    it after its last whole row, and steps that are made again appear again.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class CSVLoggerCallback(SGDCallback):
         return None if self._logdir is None else self._logdir / self._filename
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
-        self._selection.check(info.get("world_size"))
+        self._selection.check(info.get("num_workers"))
         self._logdir = make_log_dir(self._explicit_dir, logdir)
-        self._columns = []
-        self._file = TailFile(self._logdir / self._filename)
+        path = self._logdir / self._filename
+        self._columns, num_kept_bytes = _read_table(path) if info.get("is_resumed") else ([], 0)
+        self._file = TailFile(path, num_kept_bytes=num_kept_bytes)
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
         if self._file is None:
@@ -89,12 +91,12 @@ class CSVLoggerCallback(SGDCallback):
 
 def _widened(old: TailFile, header: bytes, num_added: int) -> TailFile:
     """Puts a table with more columns in the place of the old one; its rows get empty cells there."""
-    beside = old.path.with_name(f".{old.path.name}.tmp")
+    beside = _beside(old.path)
     new = TailFile(beside, header)
     try:
         with old.path.open("rb") as table:
-            rows = _padded_rows(table, b"," * num_added)
-            next(rows)  # the old header
+            padding = b"," * num_added + b"\n"
+            rows = (row[:-1] + padding for row in islice(_whole_rows(table), 1, None))  # without the old header
             for chunk in iter(lambda: b"".join(islice(rows, _ROWS_PER_WRITE)), b""):
                 new.replace_tail(b"", chunk)
         new.move_to(old.path)
@@ -105,8 +107,25 @@ def _widened(old: TailFile, header: bytes, num_added: int) -> TailFile:
     return new
 
 
-def _padded_rows(table: Iterable[bytes], padding: bytes) -> Iterator[bytes]:
-    """Rows of a table that `_csv_text` wrote, one by one. A line break inside quotes does not end a row.
+def _read_table(path: Path) -> tuple[list[str], int]:
+    """The columns of a table that an earlier driver wrote, and where its last whole row ends."""
+    _beside(path).unlink(missing_ok=True)  # that driver may have been killed while it widened the table
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as table:
+        rows = _whole_rows(table)
+        header = next(rows, b"")
+        num_bytes = len(header) + sum(map(len, rows))
+    return next(csv.reader(io.StringIO(header.decode(), newline="")), []), num_bytes
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _whole_rows(table: Iterable[bytes]) -> Iterator[bytes]:
+    """Rows of a table that `_csv_text` wrote, one by one. A line break inside quotes does not end a row, and a last
+    row without its line break is left out.
 
     Not csv.reader: that has a limit on the size of a cell, which a reported array can exceed.
     """
@@ -114,8 +133,8 @@ def _padded_rows(table: Iterable[bytes], padding: bytes) -> Iterator[bytes]:
     for line in table:
         row += line
         is_quoted ^= bool(line.count(b'"') % 2)
-        if not is_quoted:
-            yield row[:-1] + padding + b"\n"
+        if not is_quoted and row.endswith(b"\n"):
+            yield row
             row = b""
 
 

@@ -18,11 +18,12 @@ class PrintCallback(SGDCallback):
         self._selection = WorkerSelection(workers_to_log)
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
-        self._selection.check(info.get("world_size"))
+        self._selection.check(info.get("num_workers"))
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
         lines = [_line(rank, result) for rank, result in self._selection.pick_ranked(results)]
-        print("\n".join(lines), flush=True)
+        if lines:
+            print("\n".join(lines), flush=True)
 
 
 def _line(rank: int, result: dict[str, Any]) -> str:

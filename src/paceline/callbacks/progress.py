@@ -32,9 +32,9 @@ def default_progress() -> SGDCallback | None:
 class ProgressCallback(SGDCallback):
     """Shows the run's name, time, steps and speed, rank 0's latest numbers, checkpoints and restarts.
 
-    It ends as one line that says how the run ended and where its folder is. In a terminal, what is printed
-    meanwhile appears above the display. Taking a result only stores it; drawing happens at most ten times a
-    second.
+    In an elastic run it shows how many workers there are, and how many there were. It ends as one line that says
+    how the run ended and where its folder is. In a terminal, what is printed meanwhile appears above the display.
+    Taking a result only stores it; drawing happens at most ten times a second.
     """
 
     def __init__(self, console: "Console | None" = None):
@@ -45,7 +45,7 @@ class ProgressCallback(SGDCallback):
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
         from paceline.callbacks.progress_view import Progress, ProgressView
 
-        self._progress = Progress(logdir, int(info.get("world_size") or info.get("num_workers") or 1))
+        self._progress = Progress(logdir, int(info.get("world_size") or 1))
         view = ProgressView(self._progress)
         on_notebook = self._console is None and _in_notebook()
         self._screen = _NotebookScreen(view) if on_notebook else _TerminalScreen(view, self._console)
@@ -66,7 +66,15 @@ class ProgressCallback(SGDCallback):
 
     def handle_restart(self, attempt: int, reason: str, **info: Any) -> None:
         if self._progress is not None and self._screen is not None:
-            self._progress.num_restarts = attempt
+            if info.get("cause") != "growth":  # that is no failure, and handle_resize tells it
+                self._progress.num_restarts += 1
+            self._screen.touch()
+
+    def handle_resize(self, world_size: int, **info: Any) -> None:
+        if self._progress is not None and self._screen is not None:
+            if self._progress.num_steps:  # before that, it is the size with which the run begins
+                self._progress.former_sizes.append(self._progress.num_workers)
+            self._progress.num_workers = world_size
             self._screen.touch()
 
     def finish_training(self, error: bool = False, **info: Any) -> None:

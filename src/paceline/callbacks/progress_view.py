@@ -15,6 +15,7 @@ from rich.text import Text
 from paceline.callbacks.flatten import numeric_metrics, step_of
 
 _MAX_METRICS = 8
+_MAX_SIZES = 5
 _RATE_WINDOW = 50  # samples; at 10 frames a second, the last 5 seconds
 _MARKS = {"SUCCEEDED": ("✓", "green"), "FAILED": ("✗", "red"), "STOPPED": ("■", "yellow")}
 
@@ -31,6 +32,8 @@ class Progress:
     num_checkpoints: int = 0
     last_checkpoint_step: int = 0
     num_restarts: int = 0
+    former_sizes: list[int] = field(default_factory=list)
+    """How many workers there were before each change."""
     status: str = "RUNNING"
     ended_s: float | None = None
     problem: str = ""
@@ -106,7 +109,10 @@ def _metrics(result: dict[str, Any]) -> Text | None:
 
 def _title(progress: Progress) -> Text:
     title = Text(_run_name(progress), style="bold")
-    return title.append(f"  {_counted(progress.num_workers, 'worker')}", style="not bold dim")
+    title.append(f"  {_counted(progress.num_workers, 'worker')}", style="not bold dim")
+    if progress.former_sizes:
+        title.append(f" (before: {progress.former_sizes[-1]:,})", style="not bold cyan")
+    return title
 
 
 def _events(progress: Progress) -> list[Text]:
@@ -116,9 +122,17 @@ def _events(progress: Progress) -> list[Text]:
         if progress.ended_s is None:
             text.append(f" (last at step {progress.last_checkpoint_step:,})", style="dim")
         parts.append(text)
+    if progress.former_sizes and progress.ended_s is not None:
+        parts.append(_sizes([*progress.former_sizes, progress.num_workers]))
     if progress.num_restarts:
         parts.append(Text(_counted(progress.num_restarts, "restart"), style="yellow"))
     return parts
+
+
+def _sizes(sizes: list[int]) -> Text:
+    """`2 → 4 → 3 workers`; of many changes, the last ones."""
+    shown = ["…"] * (len(sizes) > _MAX_SIZES) + [f"{size:,}" for size in sizes[-_MAX_SIZES:]]
+    return Text(f"{' → '.join(shown)} workers", style="cyan")
 
 
 def _rate(progress: Progress, now: float) -> Text:

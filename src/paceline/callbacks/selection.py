@@ -9,6 +9,7 @@ from paceline.errors import ArgumentError, ArgumentTypeError
 class WorkerSelection:
     """Some ranks, or all of them (`ranks` is None), checked at construction and once more when a run starts.
 
+    In an elastic run a rank may exist in some steps only: where it does not, it is left out.
     `parameter` is the name under which the user gave `workers`; messages use it.
     """
 
@@ -16,23 +17,24 @@ class WorkerSelection:
         self.parameter = parameter
         self.ranks = None if workers is None else _checked_ranks(workers, parameter)
 
-    def check(self, world_size: int | None) -> None:
-        """Raises if a rank does not exist in a run of this size (None: the size was not told)."""
-        if self.ranks is None or world_size is None:
+    def check(self, num_workers: float | None) -> None:
+        """Raises if a rank can never exist in a run of at most so many workers: math.inf, or None for unknown, allows
+        all of them."""
+        if self.ranks is None or num_workers is None:
             return
         for rank in self.ranks:
-            if rank >= world_size:
+            if rank >= num_workers:
                 raise ArgumentError(
-                    f"{self.parameter} asks for rank {rank}, but this run has {world_size} "
-                    f"worker{'s' * (world_size != 1)}: ranks 0 to {world_size - 1}."
+                    f"{self.parameter} asks for rank {rank}, but this run has {num_workers} "
+                    f"worker{'s' * (num_workers != 1)}: ranks 0 to {num_workers - 1}."
                 )
 
     def pick(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return results if self.ranks is None else [results[rank] for rank in self.ranks]
+        return [result for _, result in self.pick_ranked(results)]
 
     def pick_ranked(self, results: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
         ranks = range(len(results)) if self.ranks is None else self.ranks
-        return [(rank, results[rank]) for rank in ranks]
+        return [(rank, results[rank]) for rank in ranks if rank < len(results)]
 
 
 def single_worker(worker: int | Sequence[int], parameter: str = "worker_to_log") -> WorkerSelection:

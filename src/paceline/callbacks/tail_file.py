@@ -8,17 +8,22 @@ from pathlib import Path
 class TailFile:
     """Starts with `content`; every `replace_tail` changes the last bytes and adds more, in one write.
 
+    With `num_kept_bytes`, so much of the file that is there stays before `content`, and what came after it goes.
+
     When the write fails half-way (a full disk), the former tail and size are restored before OSError is
     raised, so the file still holds what the last successful call left. It has one writer; readers may come at
     any time.
     """
 
-    def __init__(self, path: Path, content: bytes = b""):
+    def __init__(self, path: Path, content: bytes = b"", num_kept_bytes: int = 0):
         self.path = path
-        self._size = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._size = num_kept_bytes
+        anew = 0 if num_kept_bytes else os.O_TRUNC
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | anew, 0o666)
         try:
+            # First written, then cut: a whole file that is continued is whole for its readers at any time.
             self.replace_tail(b"", content)
+            os.ftruncate(self._fd, self._size)
         except BaseException:
             self.close()
             raise
