@@ -16,11 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo, CheckpointStore, CheckpointStrategy
+from paceline.checkpoints.storage_relay import StorageRelay
 from paceline.control.crew import POLL_S, Crew
 from paceline.control.failure import Budget, Decision, Facts, GiveUp, Restart, decide, settle_s
 from paceline.control.gather import Gather, Report
@@ -105,6 +107,10 @@ class Controller:
         """With num_to_keep=0: the latest state and its iteration."""
         self.attempt = folder.first_attempt
         self._budget = plan.budget
+        self._relay = StorageRelay(
+            plan.checkpoint_root if plan.strategy.num_to_keep != 0 else None,
+            plan.checkpoint if isinstance(plan.checkpoint, str) else None,
+        )
         self._crew, self._backend, self._callbacks, self._clock = crew, backend, callbacks, clock
         self._ready: deque[list[Report]] = deque()
         self._attempt: _Attempt | None = None
@@ -233,6 +239,7 @@ class Controller:
             first_checkpoint_id=next_id,
             first_iteration=iteration,
             detailed_metrics=self.plan.detailed_metrics,
+            landmarks=self._relay.begin(),
             in_step=self.plan.in_step,
         )
         ranks = range(len(group.infos))
@@ -308,6 +315,9 @@ class Controller:
             case Asked(rank, _, "turn"):
                 attempt.progress[rank] = self._clock()
                 attempt.turns.append(event)
+            case Asked(rank, _, "storage"):
+                attempt.progress[rank] = self._clock()
+                attempt.group.answer(event, self._relay.answer(event.value))
             case Died(rank):
                 self._crew.mark_unfit()
                 if rank not in attempt.values and all(error.rank != rank for error in attempt.facts.raised):
@@ -430,12 +440,14 @@ class Controller:
         if attempt is not None:
             rank_0_is_gone = any(died.rank == 0 for died in attempt.facts.died)
             while self._num_saving > 0 and not rank_0_is_gone and self._clock() < deadline:
-                attempt.group.poll(POLL_S, self._take_last_messages)
+                attempt.group.poll(POLL_S, partial(self._take_last_messages, attempt.group))
         self._num_saving = 0
         self._crew.release()
 
-    def _take_last_messages(self, event: Event) -> None:
+    def _take_last_messages(self, group: WorkerGroup, event: Event) -> None:
         match event:
+            case Asked(_, _, "storage"):
+                group.answer(event, self._relay.answer(event.value))
             case Sent(rank, "committed" | "save_failed" as kind, value):
                 self._take_message(rank, kind, value)
             case Died(0):
@@ -448,6 +460,7 @@ class Controller:
                 self._release(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
         finally:
             self._attempt = None
+            self._relay.close()
             self._restore_sigterm()
             self._tell_the_end(state, reason, error)
 
