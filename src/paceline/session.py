@@ -97,6 +97,11 @@ class Session:
         """Wait until the last checkpoint is committed."""
         self._saver.close()
 
+    def abandon(self) -> None:
+        """The function has ended, in whatever way: nothing of it writes from now on. Idempotent."""
+        self.cleanups.close()
+        self._saver.abandon()
+
 
 def _saver(wire: Wire, task: Task) -> Saver:
     opener = partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage"))
@@ -137,8 +142,10 @@ def open_session(wire: Wire, task: Task) -> Iterator[Session]:
     try:
         yield session
     finally:
-        session.cleanups.close()
-        _current = None
+        try:
+            session.abandon()
+        finally:
+            _current = None
 
 
 def report(*args: Any, **metrics: Any) -> None:

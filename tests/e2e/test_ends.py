@@ -25,7 +25,7 @@ def train():
     while True:
         {work}
 
-trainer = Trainer(backend={backend}, num_workers=2)
+trainer = Trainer(backend={backend}, num_workers=2, preemption_grace_s=0.5)
 print("run", trainer.logdir, flush=True)
 trainer.run(train)
 """
@@ -97,11 +97,24 @@ def test_interrupt_from_the_keyboard(driver):
 
 
 @pytest.mark.parametrize("driver", WAYS[:1], indirect=True, ids=["sleeping"])
-def test_driver_is_terminated(driver):
-    child, _, processes = driver
+def test_driver_is_terminated_and_the_function_does_not_listen(driver):
+    child, run_dir, processes = driver
     os.kill(child.pid, signal.SIGTERM)
-    child.wait()
+    assert child.wait() == 128 + signal.SIGTERM
     assert_all_end(processes)
+    status = paceline.load_run(run_dir).status
+    assert (status.state, status.reason) == ("STOPPED", "the driver got SIGTERM")
+
+
+@pytest.mark.parametrize("driver", WAYS[:1], indirect=True, ids=["sleeping"])
+def test_driver_is_terminated_twice(driver):
+    child, run_dir, processes = driver
+    while child.poll() is None:
+        os.kill(child.pid, signal.SIGTERM)
+        time.sleep(0.05)
+    assert child.returncode == -signal.SIGTERM, "at once"
+    assert_all_end(processes)
+    assert paceline.load_run(run_dir).status.state == "LOST"
 
 
 @pytest.mark.parametrize("driver", WAYS[:1], indirect=True, ids=["sleeping"])

@@ -1,6 +1,7 @@
 """What a Trainer says to arguments that cannot work. No worker is started."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ import paceline
 from paceline import BackendConfig, CheckpointStrategy, SGDCallback, TorchConfig, Trainer
 from paceline.errors import MissingDependencyError
 from paceline.testing import ScriptedEngine, reports, returns
+from paceline.workers import ray_is_in_use, resolve_engine
 from paceline.workers.base import Resources
 from paceline.workers.devices import gpu_ids, num_threads, share_gpus
 
@@ -233,3 +235,51 @@ def test_scripted_engine_drives_a_run():
     one = trainer(engine=engine, num_workers=2, logdir="scripted")
     assert one.run(lambda: None) == ["a", "b"]
     assert paceline.load_run(one.latest_run_dir).metrics["loss"].tolist() == [1.0, 2.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ((2, 1), r"1 <= min <= max"),
+        ((0, 2), r"1 <= min <= max"),
+        ((1, 2, 3), r"a pair \(min, max\)"),
+        ((1.5, 2), "minimum of num_workers"),
+        ((1, 2.5), "maximum of num_workers"),
+        (("1", 2), "minimum of num_workers"),
+    ],
+)
+def test_elastic_size_is_impossible(wrong, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        trainer(num_workers=wrong)
+
+
+def test_elastic_size_may_be_endless():
+    assert trainer(num_workers=(4, float("inf")))._crew.size.max == float("inf")
+
+
+@pytest.mark.parametrize("name", ["replacement_timeout_s", "preemption_grace_s"])
+@pytest.mark.parametrize("value", [-1, "3", None, float("nan")])
+def test_durations_are_not_negative(name, value):
+    with pytest.raises(ValueError, match=name):
+        trainer(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("environ", "modules", "expected"),
+    [
+        ({}, {}, False),
+        ({"RAY_ADDRESS": "auto"}, {}, True),
+        ({}, {"ray": SimpleNamespace(is_initialized=lambda: True)}, True),
+        ({}, {"ray": SimpleNamespace(is_initialized=lambda: False)}, False),
+    ],
+)
+def test_ray_is_in_use_when_connected_or_named(environ, modules, expected):
+    assert ray_is_in_use(environ, modules) is expected
+
+
+def test_engine_is_ray_where_that_is_in_use(monkeypatch):
+    assert resolve_engine(None, max_workers=2).name == "local"
+    monkeypatch.setattr("paceline.workers.ray_is_in_use", lambda: True)
+    assert resolve_engine(None, max_workers=2).name == "ray"
+    assert resolve_engine(None, max_workers=0).name == "inline", "no workers need no cluster"
+    assert resolve_engine("local", max_workers=2).name == "local"

@@ -33,8 +33,8 @@ class SGDCallback:
     """
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
-        """`logdir` is the folder of this run. `info`: run_id ("run_001"), num_workers, world_size, and is_resumed:
-        whether an earlier driver has already written to that folder."""
+        """`logdir` is the folder of this run. `info`: run_id ("run_001"), world_size, num_workers (the most that
+        there may be, if the run is elastic), and is_resumed: whether an earlier driver has written to that folder."""
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
         """`results` holds one dict per rank, in rank order. This callback may change and keep them."""

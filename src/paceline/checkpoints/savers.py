@@ -1,6 +1,7 @@
 """What `save_checkpoint` and `load_checkpoint` do on a given rank: rank 0 writes, the others follow, and with
 `num_to_keep=0` everybody keeps the state in memory."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,9 @@ class Saver(Protocol):
 
     def close(self) -> None:
         """Block until what was saved is safe; raises what went wrong with it."""
+
+    def abandon(self) -> None:
+        """Block until nothing is being written any more, however that ends."""
 
 
 class WritingSaver:
@@ -67,6 +71,10 @@ class WritingSaver:
     def close(self) -> None:
         self._writer.close()
 
+    def abandon(self) -> None:
+        with contextlib.suppress(Exception):
+            self._writer.close()
+
 
 class FollowingSaver:
     """Any other rank: its n-th save stands for rank 0's n-th. `flush` makes sure that what this rank has reported so
@@ -108,6 +116,8 @@ class FollowingSaver:
     def close(self) -> None:
         pass
 
+    abandon = close
+
 
 class MemorySaver:
     """Any rank when nothing goes to disk. `on_save` hands rank 0's state to the driver, which needs it to recover."""
@@ -138,6 +148,8 @@ class MemorySaver:
 
     def close(self) -> None:
         pass
+
+    abandon = close
 
 
 def _initial(resume_from: str | dict[str, Any] | None, load: Callable[[str], Checkpoint]) -> Checkpoint | None:

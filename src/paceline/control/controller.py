@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from paceline.backends.base import BackendConfig
@@ -78,6 +77,9 @@ class _Attempt:
     has_room: bool = False
     grows: bool = False
     turns: list[Asked] = field(default_factory=list)
+    """Ranks that wait, after a report, until somebody wants the next step."""
+    wanted: int = 0
+    """The last step after which the next one was asked for."""
 
     @property
     def size(self) -> int:
@@ -162,7 +164,6 @@ class Controller:
             self.request_stop()
 
     def _open(self) -> None:
-        self._restore_sigterm = on_sigterm(self._on_sigterm)
         self.folder.set_state("RUNNING")
         self.folder.start_heartbeat()
         self.folder.record_environment()
@@ -171,7 +172,7 @@ class Controller:
                 str(self.folder.path),
                 self.plan.config,
                 run_id=self.folder.path.name,
-                num_workers=self._world_size,
+                num_workers=max(1, self._crew.size.max),
                 world_size=self._world_size,
                 is_resumed=self.attempt > 0,
             )
@@ -179,7 +180,6 @@ class Controller:
             state = "FAILED" if isinstance(error, Exception) else "STOPPED"
             self.folder.set_state(state, reason=f"a callback did not start: {_reason(error)}")
             self.folder.close()
-            self._restore_sigterm()
             raise
 
     def _run_attempt(self) -> Generator[list[Report], None, Decision | None]:
@@ -200,7 +200,8 @@ class Controller:
             while self._ready:
                 step = self._ready.popleft()
                 yield step
-                self._grant_turns(attempt, step[0]["_training_iteration"])
+                attempt.wanted = step[0]["_training_iteration"]
+                self._grant_turns(attempt)
         return self._conclude(attempt)
 
     def _is_over(self, attempt: _Attempt) -> bool:
@@ -226,6 +227,8 @@ class Controller:
 
     def _begin(self) -> _Attempt:
         group = self._crew.ensure()
+        self._restore_sigterm()
+        self._restore_sigterm = on_sigterm(self._on_sigterm)  # not earlier: connecting to Ray installs a handler too
         self._tell_size(len(group.infos))
         resume_from, iteration, next_id = self._resume_point()
         self._record_leftovers(iteration)
@@ -315,9 +318,10 @@ class Controller:
             case Asked(rank, _, "turn"):
                 attempt.progress[rank] = self._clock()
                 attempt.turns.append(event)
+                self._grant_turns(attempt)
             case Asked(rank, _, "storage"):
                 attempt.progress[rank] = self._clock()
-                attempt.group.answer(event, self._relay.answer(event.value))
+                self._answer_from_disk(event)
             case Died(rank):
                 self._crew.mark_unfit()
                 if rank not in attempt.values and all(error.rank != rank for error in attempt.facts.raised):
@@ -332,12 +336,17 @@ class Controller:
         self._ready.append([dict(report) for report in step])  # callbacks may do with theirs as they like
         self._callbacks.handle_result(step)
 
-    def _grant_turns(self, attempt: _Attempt, iteration: int) -> None:
-        """The caller wants the next step: whoever waits after this one may go on."""
-        granted = [turn for turn in attempt.turns if turn.value <= iteration]
-        attempt.turns = [turn for turn in attempt.turns if turn.value > iteration]
+    def _grant_turns(self, attempt: _Attempt) -> None:
+        """Whoever waits after a step that was handed out may go on once the next one is asked for."""
+        granted = [turn for turn in attempt.turns if turn.value <= attempt.wanted]
+        attempt.turns = [turn for turn in attempt.turns if turn.value > attempt.wanted]
         for turn in granted:
             attempt.group.answer(turn, None)
+
+    def _answer_from_disk(self, question: Asked) -> None:
+        """For a worker that does not see this machine's disk."""
+        assert self._attempt is not None
+        self._attempt.group.answer(question, self._relay.answer(question.value))
 
     def _take_notice(self, attempt: _Attempt, rank: int, reason: str) -> None:
         """A worker will be taken away. All ranks are asked to stop, since none gets far without the others."""
@@ -440,14 +449,14 @@ class Controller:
         if attempt is not None:
             rank_0_is_gone = any(died.rank == 0 for died in attempt.facts.died)
             while self._num_saving > 0 and not rank_0_is_gone and self._clock() < deadline:
-                attempt.group.poll(POLL_S, partial(self._take_last_messages, attempt.group))
+                attempt.group.poll(POLL_S, self._take_last_messages)
         self._num_saving = 0
         self._crew.release()
 
-    def _take_last_messages(self, group: WorkerGroup, event: Event) -> None:
+    def _take_last_messages(self, event: Event) -> None:
         match event:
             case Asked(_, _, "storage"):
-                group.answer(event, self._relay.answer(event.value))
+                self._answer_from_disk(event)
             case Sent(rank, "committed" | "save_failed" as kind, value):
                 self._take_message(rank, kind, value)
             case Died(0):

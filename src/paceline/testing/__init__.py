@@ -2,7 +2,7 @@
 and a model with known losses."""
 
 from paceline.testing.known_model import KnownModel
-from paceline.testing.scripted import ScriptedEngine, dies, raises, reports, returns
+from paceline.testing.scripted import ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves
 from paceline.testing.worker import RecordingWire, as_worker, make_session
 
 __all__ = [
@@ -10,9 +10,12 @@ __all__ = [
     "RecordingWire",
     "ScriptedEngine",
     "as_worker",
+    "asks",
     "dies",
     "make_session",
+    "preempts",
     "raises",
     "reports",
     "returns",
+    "saves",
 ]

@@ -5,8 +5,10 @@ An engine is one module that makes worker groups. It is found by name here and i
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from paceline.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 from paceline.workers.base import Engine
@@ -43,7 +45,7 @@ def resolve_engine(engine: "str | Engine | None", *, max_workers: float) -> Engi
     return made
 
 
-def ray_is_in_use() -> bool:
+def ray_is_in_use(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
     """Whether this process is connected to a Ray cluster, or its environment names one."""
-    ray = sys.modules.get("ray")
-    return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
+    ray = modules.get("ray")
+    return bool(environ.get("RAY_ADDRESS")) or (ray is not None and bool(ray.is_initialized()))

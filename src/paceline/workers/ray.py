@@ -37,7 +37,8 @@ from paceline.workers.ray_worker import RayWorker
 from paceline.workers.reports import unpack
 
 _POLL_WAIT_S = 10.0
-_UNWIND_S = 2.0
+_UNWIND_S = 5.0
+"""How long a survivor gets to end its call before it counts as stuck."""
 _DRAIN_LOOK_S = 1.0
 
 

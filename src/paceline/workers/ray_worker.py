@@ -50,6 +50,7 @@ class RayWire:
         self.shared: dict[str, Any] = {}
         self.stopping = False
         self.is_unwinding = False
+        self.caller: threading.Thread | None = None
         self._waiting: list[tuple[str, Any]] = []
         self._changed = threading.Condition()
         self._urgent = False
@@ -63,11 +64,19 @@ class RayWire:
         self._put(kind, value, urgent=True)
 
     def ask(self, topic: str, value: Any) -> Any:
-        return self.questions.ask(lambda number: self.send("asked", (number, topic, value)))
+        return self.questions.ask(lambda number: self._put_question(number, topic, value))
+
+    def _put_question(self, number: int, topic: str, value: Any) -> None:
+        """In any thread: once the call is unwinding, no answer will come."""
+        if self.is_unwinding:
+            raise Unwind
+        self.send("asked", (number, topic, value))
 
     def _put(self, kind: str, value: Any, urgent: bool) -> None:
         if self.is_unwinding:
-            raise Unwind
+            if threading.current_thread() is self.caller:
+                raise Unwind
+            return  # nobody listens any more to a thread that the function left behind
         with self._changed:
             while len(self._waiting) >= QUEUE_LIMIT:
                 self._changed.wait()
@@ -149,6 +158,7 @@ class RayWorker:
     def begin(self, payload: bytes) -> None:
         self._wire.stopping = False
         self._thread = threading.Thread(target=self._answer, args=(payload,), name="paceline-call", daemon=True)
+        self._wire.caller = self._thread
         self._thread.start()
 
     def poll(self, epoch: int, timeout_s: float) -> list[tuple[str, Any]]:
