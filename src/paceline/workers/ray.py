@@ -40,6 +40,11 @@ _POLL_WAIT_S = 10.0
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
 _DRAIN_LOOK_S = 1.0
+_GRANT_S = 1.0
+"""How long the cluster gets, at the start, to grant an elastic group more than its minimum."""
+_HIRE_S = 60.0
+"""How long the processes of workers that have their resources may take to start, at least."""
+_HIRE_TRIES = 3
 
 
 class RayEngine:
@@ -47,8 +52,8 @@ class RayEngine:
     on this machine.
 
     `placement` is "PACK" (few nodes) or "SPREAD" (many). `start_timeout_s` bounds the wait for resources that the
-    cluster has but others are using; what it does not have at all is an error at once. `spare_workers` keeps as many
-    warm actors ready to take the place of dead ones.
+    cluster has but others are using, or that it had on a node which was lost; what it does not have at all when a group
+    begins is an error at once. `spare_workers` keeps as many warm actors ready to take the place of dead ones.
     """
 
     name = "ray"
@@ -81,6 +86,7 @@ class _Actor:
     handle: Any
     slot: Slot
     greeting: Any
+    num_tries: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
     rank: int | None = None
     is_alive: bool = True
@@ -116,6 +122,9 @@ class RayGroup:
             self._reserve()
             self._hire()
             self._seat(self._await())
+        except ray.exceptions.RayError as error:
+            self.close()
+            raise WorkerStartError(f"A worker {_why(error)} while the group was being made.") from error
         except BaseException:
             self.close()
             raise
@@ -201,7 +210,7 @@ class RayGroup:
         spares = self._engine.spare_workers
         if not len(self._slots):
             self._slots.reserve(self._size.min + spares, self._engine.start_timeout_s)
-            self._slots.grow_at_once(self._size.max + spares)
+            self._slots.grow(self._size.max + spares, _GRANT_S)
             return
         nodes = draining_nodes()
         for actor in self._actors:
@@ -210,6 +219,8 @@ class RayGroup:
                 if actor.facts["node_id"] in nodes:
                     self._slots.give_up(actor.slot)
         self._slots.ask_for(self._size.min + spares)
+        needed = self._size.min + (spares if self._size.min == self._size.max else 0)
+        self._slots.wait_for(needed, [actor.slot for actor in self._arrived()], self._engine.start_timeout_s)
 
     def _hire(self) -> None:
         """An actor for each slot that has none."""
@@ -227,33 +238,38 @@ class RayGroup:
         goal = self._size.clamp(max(former, len(self._arrived()) - spares) if former else len(self._slots) - spares)
         patience_s = self._size.replacement_timeout_s if former and self._size.min < self._size.max else start_s
         while (num_arrived := len(self._arrived())) < goal:
-            limit_s = patience_s if num_arrived >= self._size.min else max(start_s, patience_s, 1.0)
+            limit_s = patience_s if num_arrived >= self._size.min else max(start_s, patience_s, _HIRE_S)
             left_s = begin + limit_s - time.monotonic()
             if left_s <= 0 and num_arrived >= self._size.min:
                 return num_arrived
             if left_s <= 0:
                 raise WorkerStartError(
-                    f"{self._size.min - num_arrived} of {self._size.min} workers did not start within {limit_s:g} s. "
-                    "Their nodes may be gone, or importing the framework takes longer: raise start_timeout_s."
+                    f"{self._size.min - num_arrived} of {self._size.min} workers have their resources but did not "
+                    f"start within {limit_s:g} s. Their nodes may be gone, or importing the framework takes longer: "
+                    "raise start_timeout_s."
                 )
             self._greet(left_s)
         return goal
 
     def _greet(self, timeout_s: float) -> None:
-        """Wait for the next actors to arrive."""
+        """Wait for the next actor to arrive. One that was lost before it could tell where it is, for instance because
+        its node was lost and Ray had not noticed yet, is made again."""
         expected = {actor.greeting: actor for actor in self._actors if actor.is_alive and not actor.facts}
         if not expected:
             return
         ready, _ = ray.wait(list(expected), num_returns=1, timeout=timeout_s)
-        for ref in ready:
+        for actor in (expected[ref] for ref in ready):
             try:
-                expected[ref].facts = ray.get(ref)
+                actor.facts = ray.get(actor.greeting)
             except ray.exceptions.RayError as error:
-                self._dismiss(expected[ref])
-                if timeout_s > 0:
+                self._dismiss(actor)
+                was_lost = isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed
+                if was_lost and actor.num_tries < _HIRE_TRIES:
+                    self._actors[self._actors.index(actor)] = self._make(actor.slot, actor.num_tries + 1)
+                elif timeout_s > 0:
                     raise WorkerStartError(f"A worker could not be started: {error}") from error
 
-    def _make(self, slot: Slot) -> _Actor:
+    def _make(self, slot: Slot, num_tries: int = 1) -> _Actor:
         strategy = PlacementGroupSchedulingStrategy(slot.placement, placement_group_bundle_index=slot.bundle)
         custom = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
         recipe = ray.remote(RayWorker).options(
@@ -264,7 +280,7 @@ class RayGroup:
             max_concurrency=8,
         )
         handle: Any = recipe.remote(self._preload)
-        return _Actor(handle, slot, handle.hello.remote())
+        return _Actor(handle, slot, handle.hello.remote(), num_tries)
 
     def _seat(self, num_workers: int) -> None:
         """Give out the ranks, node by node, and tell every worker its place."""
@@ -313,7 +329,7 @@ class RayGroup:
             try:
                 messages = ray.get(ref)
             except ray.exceptions.RayError as error:
-                actor.is_alive = False
+                self._dismiss(actor)  # one that is only out of reach would keep its resources
                 self._waiting.append(Died(_rank(actor), _why(error)))
                 continue
             actor.ask()
@@ -404,6 +420,8 @@ def _answer_of(ref: Any) -> bool:
 def _why(error: Exception) -> str:
     """Ray's long story in one line."""
     text = str(error)
+    if "node has died" in text:
+        return "was lost with its node"
     detail = text.partition("Worker exit detail:")[2] or text.partition("The actor is dead because")[2] or text
     first = detail.strip().split(". ")[0].splitlines()[0]
     return f"was lost ({first.strip()})"

@@ -1,7 +1,7 @@
 """Where the actors of a group may stand: bundles of placement groups, one for each actor."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from paceline.errors import ResourcesError
 from paceline.workers.base import Resources
 
-_GRANT_S = 1.0
-"""How long the cluster gets to say yes to something that it should have."""
+_LOOK_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -50,31 +49,42 @@ class Slots:
         check_feasible(count, self._bundle)
         group = placement_group([self._bundle] * count, strategy=self._strategy)
         self._owned.append(group)
-        if not _is_granted(group, timeout_s):
-            self.release()
-            raise ResourcesError(
-                f"{count} workers with {in_words(self._bundle)} each could not be placed within {timeout_s:g} s. The "
-                f"cluster has {in_words(cluster_resources())}, of which {in_words(_free())} are free. Wait for others "
-                "to finish, ask for less, or raise start_timeout_s."
-            )
         self._slots = [Slot(group, index) for index in range(count)]
+        self.wait_for(count, (), timeout_s)
+
+    def wait_for(self, count: int, occupied: Collection[Slot], timeout_s: float) -> None:
+        """Until so many slots are there: granted, or occupied by somebody who lives. Ray itself moves what a lost node
+        had to another one, if there is room."""
+        deadline = time.monotonic() + timeout_s
+        while self._num_there(occupied) < count:
+            if time.monotonic() >= deadline:
+                raise ResourcesError(
+                    f"{count} workers with {in_words(self._bundle)} each could not be placed within {timeout_s:g} s. "
+                    f"The cluster has {in_words(cluster_resources())}; free: {in_words(_free())}. Wait for others to "
+                    "finish, ask for less, or raise start_timeout_s."
+                )
+            time.sleep(_LOOK_S)
+
+    def _num_there(self, occupied: Collection[Slot]) -> int:
+        placements = {slot.placement.id: slot.placement for slot in self._slots}
+        granted = {id for id, placement in placements.items() if _is_granted(placement)}
+        return sum(slot.placement.id in granted or slot in occupied for slot in self._slots)
 
     def grow(self, limit: float, timeout_s: float = 0.0) -> bool:
-        """Take what the cluster grants, up to `limit` slots in all; says whether there are more than before."""
-        before = len(self._slots)
+        """Take what the cluster grants, up to `limit` slots in all, waiting so long for each; says whether there are
+        more than before."""
+        before, deadline = len(self._slots), time.monotonic() + timeout_s
         while len(self._slots) < limit:
             if self._standing is None:
                 self._standing = placement_group([self._bundle])
-            if not _is_granted(self._standing, timeout_s):
+            if _is_granted(self._standing):
+                self._add(self._standing)
+                self._standing, deadline = None, time.monotonic() + timeout_s
+            elif time.monotonic() >= deadline:
                 break
-            self._add(self._standing)
-            self._standing = None
+            else:
+                time.sleep(_LOOK_S)
         return len(self._slots) > before
-
-    def grow_at_once(self, limit: float) -> None:
-        """The same for the start of a group, when an answer is worth waiting for a moment."""
-        if len(self._slots) < limit:
-            self.grow(limit, _GRANT_S)
 
     def ask_for(self, count: int) -> None:
         """Have at least so many, though the cluster may not have granted them yet."""
@@ -159,7 +169,7 @@ def in_words(resources: Mapping[str, float]) -> str:
     known = {
         name: amount
         for name, amount in resources.items()
-        if not name.startswith(("node:", "bundle", "memory", "object"))
+        if not name.startswith(("node:", "bundle", "memory", "object")) and "_group_" not in name
     }
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(known.items()) if amount) or "nothing"
 
@@ -169,11 +179,6 @@ def _free() -> dict[str, float]:
     return free
 
 
-def _is_granted(group: PlacementGroup, timeout_s: float) -> bool:
-    """Ray's own wait counts in whole seconds."""
-    deadline = time.monotonic() + timeout_s
-    while not group.wait(0):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.005)
-    return True
+def _is_granted(group: PlacementGroup) -> bool:
+    """Asked again and again: Ray's own wait counts in whole seconds."""
+    return bool(group.wait(0))
