@@ -194,6 +194,6 @@ def test_checkpoint_that_is_on_its_way_when_the_run_fails_arrives_first():
     saving = lambda rank: Sent(rank, "saving", None)  # noqa: E731
     question = asks("storage", ("names", "/not/of/this/run"))
     with pytest.raises(KeyError) as caught:
-        run([[saving, *[question] * 3, lambda rank: Sent(rank, "committed", info)], [raises(KeyError("lr"))]])
+        run([[saving, raises(KeyError("lr")), *[question] * 3, lambda rank: Sent(rank, "committed", info)]])
     assert answers(caught.value.engine) == [(0, PermissionError)] * 3
     assert caught.value.trainer.latest_checkpoint_path == Path("p")

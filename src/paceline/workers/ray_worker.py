@@ -54,7 +54,7 @@ class RayWire:
         self._waiting: list[tuple[str, Any]] = []
         self._changed = threading.Condition()
         self._urgent = False
-        self._num_polls = 0
+        self._on_its_way = False
         self.questions = Questions()
 
     def report(self, packed: bytes) -> None:
@@ -89,31 +89,31 @@ class RayWire:
         """Everything that waits, as soon as there is something, and a moment later if it can wait. A poll of an earlier
         epoch, which nobody waits for any more, takes nothing away."""
         with self._changed:
-            self._num_polls += 1
-            self._changed.notify_all()
+            if epoch == self.epoch:  # whoever asks again has got the last answer
+                self._on_its_way = False
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._waiting or epoch != self.epoch, timeout_s)
             if self._waiting and not self._urgent:
                 self._changed.wait_for(lambda: self._urgent or epoch != self.epoch, BATCH_S)
             if epoch != self.epoch:
                 return []
             taken, self._waiting, self._urgent = self._waiting, [], False
+            self._on_its_way = bool(taken)
             self._changed.notify_all()
             return taken
 
     def flush(self) -> None:
-        """Until everything was taken and the next poll has begun: only then has the answer to the last one arrived. A
-        driver that does not poll has stopped listening; it is not waited for."""
+        """Until everything was taken and has arrived, which the next poll tells. A driver that does not poll has
+        stopped listening; it is not waited for."""
         with self._changed:
             self._urgent = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting, FLUSH_S)
-            before = self._num_polls
-            self._changed.wait_for(lambda: self._num_polls > before, FLUSH_S)
+            self._changed.wait_for(lambda: not self._waiting and not self._on_its_way, FLUSH_S)
 
     def begin_epoch(self, epoch: int) -> None:
         with self._changed:
             self.epoch, self.is_unwinding = epoch, False
-            self._waiting, self._urgent = [], False
+            self._waiting, self._urgent, self._on_its_way = [], False, False
             self._changed.notify_all()
 
 
