@@ -18,6 +18,8 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
+from paceline.checkpoints import load as load_from
+from paceline.checkpoints.landmark import Landmark, open_in_worker
 from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, WritingSaver
 from paceline.errors import ArgumentTypeError
 from paceline.workers import parcel
@@ -44,6 +46,8 @@ class Task:
     first_checkpoint_id: int = 1
     first_iteration: int = 0
     detailed_metrics: bool = False
+    landmarks: tuple[Landmark, ...] = ()
+    """By which a worker knows whether it sees the driver's folders."""
     in_step: bool = False
     """Whether `report` waits until somebody wants the next step."""
 
@@ -100,16 +104,18 @@ class Session:
 
 
 def _saver(wire: Wire, task: Task) -> Saver:
+    opener = partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage"))
+    load = partial(load_from, opener=opener)
     if task.strategy.num_to_keep == 0:
         keep = partial(wire.send, "kept") if wire.place.world_rank == 0 else None
-        return MemorySaver(task.resume_from, keep)
-    store = CheckpointStore(task.checkpoint_root)
+        return MemorySaver(task.resume_from, keep, load)
+    store = CheckpointStore(task.checkpoint_root, opener(task.checkpoint_root))
     if wire.place.world_rank == 0:
         # What was reported before a checkpoint must reach the driver before it counts: nobody will report it again.
         return WritingSaver(
-            task.resume_from, store, task.strategy, task.first_checkpoint_id, wire.send, before_commit=wire.flush
+            task.resume_from, store, task.strategy, task.first_checkpoint_id, wire.send, wire.flush, load
         )
-    return FollowingSaver(task.resume_from, store, task.first_checkpoint_id, flush=wire.flush)
+    return FollowingSaver(task.resume_from, store, task.first_checkpoint_id, wire.flush, load)
 
 
 _current: Session | None = None
@@ -136,8 +142,10 @@ def open_session(wire: Wire, task: Task) -> Iterator[Session]:
     try:
         yield session
     finally:
-        session.abandon()
-        _current = None
+        try:
+            session.abandon()
+        finally:
+            _current = None
 
 
 def report(*args: Any, **metrics: Any) -> None:

@@ -9,7 +9,9 @@ import pytest
 from paceline.checkpoints.files import DiskFile, MemoryFile
 from paceline.checkpoints.fsspec_storage import FsspecStorage
 from paceline.checkpoints.local_storage import LocalStorage
+from paceline.checkpoints.relayed_storage import RelayedStorage
 from paceline.checkpoints.storage import open_storage, split_path
+from paceline.checkpoints.storage_relay import StorageRelay
 from paceline.checkpoints.workspace import Workspace, sweep
 from paceline.errors import ArgumentError
 
@@ -26,10 +28,15 @@ class BrokenFile:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.fixture(params=["local", "fsspec"])
-def storage(request, tmp_path):
+@pytest.fixture(params=["local", "fsspec", "relayed"])
+def storage(request, tmp_path, asking):
     if request.param == "local":
         return LocalStorage(tmp_path / "root")
+    if request.param == "relayed":
+        root = str(tmp_path / "root")
+        relay = StorageRelay(root, None)
+        relay.begin()
+        return RelayedStorage(root, asking(relay))
     return FsspecStorage(f"memory://{tmp_path.name}/root")
 
 

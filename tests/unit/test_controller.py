@@ -1,5 +1,7 @@
 """The controller against scripted workers: every path through a run, without a process and without a clock."""
 
+from pathlib import Path
+
 import pytest
 
 import paceline
@@ -9,6 +11,7 @@ from paceline.checkpoints import CheckpointInfo
 from paceline.control.gather import Gather
 from paceline.errors import ReportMismatchError, WorkersLostError
 from paceline.testing import KnownModel, ScriptedEngine, dies, raises, reports, returns
+from paceline.testing.scripted import asks
 from paceline.workers.base import Raised, Sent
 
 
@@ -174,3 +177,23 @@ def test_leftovers_are_the_incomplete_steps_by_rank():
     gather.add(1, {"n": 10})
     assert gather.leftovers() == [{0: {"n": 1}}, {0: {"n": 2}}]
     assert Gather(2).leftovers() == []
+
+
+def answers(engine):
+    return [(question.rank, type(answer)) for question, answer in engine.groups[0].answers]
+
+
+def test_questions_about_storage_are_answered():
+    question = asks("storage", ("names", "/not/of/this/run"))
+    _, _, engine = run([[*reports(1), question, returns()], [question, *reports(1), returns()]])
+    assert sorted(answers(engine)) == [(0, PermissionError), (1, PermissionError)]
+
+
+def test_checkpoint_that_is_on_its_way_when_the_run_fails_arrives_first():
+    info = CheckpointInfo(id=1, path="p", score=0.0, iteration=1, time=0.0, num_bytes=1)
+    saving = lambda rank: Sent(rank, "saving", None)  # noqa: E731
+    question = asks("storage", ("names", "/not/of/this/run"))
+    with pytest.raises(KeyError) as caught:
+        run([[saving, raises(KeyError("lr")), *[question] * 3, lambda rank: Sent(rank, "committed", info)]])
+    assert answers(caught.value.engine) == [(0, PermissionError)] * 3
+    assert caught.value.trainer.latest_checkpoint_path == Path("p")

@@ -64,10 +64,13 @@ class LocalStorage:
                 return
             _fsync(self._root)
 
-    def workspace(self) -> Workspace:
+    def make_root(self) -> None:
         if not self._root.exists():
             self._root.mkdir(parents=True, exist_ok=True)
             _fsync(self._root.parent)
+
+    def workspace(self) -> Workspace:
+        self.make_root()
         sweep(self._root)
         return Workspace(self._root)
 

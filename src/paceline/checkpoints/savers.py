@@ -40,8 +40,9 @@ class WritingSaver:
         first_id: int,
         send: Callable[[str, Any], None],
         before_commit: Callable[[], None] = lambda: None,
+        load: Callable[[str], Checkpoint] = load,
     ):
-        self._resume_from, self._store, self._send = resume_from, store, send
+        self._resume_from, self._store, self._send, self._load = resume_from, store, send, load
         self._writer = CheckpointWriter(
             store,
             strategy,
@@ -63,9 +64,9 @@ class WritingSaver:
 
     def load(self) -> Checkpoint | None:
         if self._latest_id is None:
-            return _initial(self._resume_from)
+            return _initial(self._resume_from, self._load)
         self._writer.flush()
-        return load(self._store.path_of(self._latest_id))
+        return self._load(self._store.path_of(self._latest_id))
 
     def close(self) -> None:
         self._writer.close()
@@ -85,8 +86,9 @@ class FollowingSaver:
         store: CheckpointStore,
         first_id: int,
         flush: Callable[[], None] = lambda: None,
+        load: Callable[[str], Checkpoint] = load,
     ):
-        self._resume_from, self._store, self._flush = resume_from, store, flush
+        self._resume_from, self._store, self._flush, self._load = resume_from, store, flush, load
         self._next_id = self._first_id = first_id
 
     def save(self, state: dict[str, Any], directory: str | Path | None, iteration: int) -> None:
@@ -98,7 +100,7 @@ class FollowingSaver:
         from us to get there."""
         wanted = self._next_id - 1
         if wanted < self._first_id:
-            return _initial(self._resume_from)
+            return _initial(self._resume_from, self._load)
         deadline, pause_s = time.monotonic() + FOLLOW_TIMEOUT_S, 0.005
         while (latest := self._store.latest()) is None or latest.id < wanted:
             if time.monotonic() > deadline:
@@ -109,7 +111,7 @@ class FollowingSaver:
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)  # a listing may go to an object store
-        return load(latest.path)
+        return self._load(latest.path)
 
     def close(self) -> None:
         pass
@@ -124,9 +126,10 @@ class MemorySaver:
         self,
         resume_from: str | dict[str, Any] | None,
         on_save: Callable[[tuple[dict[str, Any], int]], None] | None,
+        load: Callable[[str], Checkpoint] = load,
     ):
         self._latest: dict[str, Any] | None = None
-        self._resume_from, self._on_save = resume_from, on_save
+        self._resume_from, self._on_save, self._load = resume_from, on_save, load
 
     def save(self, state: dict[str, Any], directory: str | Path | None, iteration: int) -> None:
         if directory is not None:
@@ -139,7 +142,9 @@ class MemorySaver:
             self._on_save((self._latest, iteration))
 
     def load(self) -> Checkpoint | None:
-        return _initial(self._resume_from) if self._latest is None else Checkpoint(copy_of(self._latest))
+        if self._latest is None:
+            return _initial(self._resume_from, self._load)
+        return Checkpoint(copy_of(self._latest))
 
     def close(self) -> None:
         pass
@@ -147,7 +152,7 @@ class MemorySaver:
     abandon = close
 
 
-def _initial(resume_from: str | dict[str, Any] | None) -> Checkpoint | None:
+def _initial(resume_from: str | dict[str, Any] | None, load: Callable[[str], Checkpoint]) -> Checkpoint | None:
     if resume_from is None:
         return None
     return load(resume_from) if isinstance(resume_from, str) else Checkpoint(resume_from)

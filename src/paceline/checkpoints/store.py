@@ -3,7 +3,7 @@
 import atexit
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,24 +44,17 @@ class CheckpointStore:
 
     def list(self) -> _Infos:
         """The committed checkpoints by id. One with a damaged manifest is left out."""
-        infos = []
-        for name in self.storage.names():
-            match = _NAME.fullmatch(name)
-            if match and (manifest := self._manifest(name)):
-                # the name decides: it is what path_of and delete go by, even if someone has copied the folder
-                infos.append(replace(manifest.info(self.storage.path_of(name)), id=int(match[1])))
-        return sorted(infos, key=lambda info: info.id)
+        return [info for id in sorted(self._ids()) if (info := self._info(id))]
 
     def latest(self) -> CheckpointInfo | None:
-        return max(self.list(), key=lambda info: info.id, default=None)
+        return next(filter(None, map(self._info, sorted(self._ids(), reverse=True))), None)
 
     def best(self, strategy: CheckpointStrategy) -> CheckpointInfo | None:
         return next(iter(ranked(self.list(), strategy)), None)
 
     def next_id(self) -> int:
         """One more than the highest id in use, be it by a whole checkpoint or a torn one."""
-        matches = map(_NAME.fullmatch, self.storage.names())
-        return 1 + max((int(match[1]) for match in matches if match), default=0)
+        return 1 + max(self._ids(), default=0)
 
     def stage(self, directory: str | Path) -> StagedDirectory:
         """Copies a user's directory to where `commit` takes it from. ArgumentError if it is none, or holds no
@@ -102,25 +95,31 @@ class CheckpointStore:
             self.storage.delete(name_of(info.id))
         return doomed
 
-    def _manifest(self, name: str) -> Manifest | None:
+    def _ids(self) -> set[int]:
+        return {int(match[1]) for match in map(_NAME.fullmatch, self.storage.names()) if match}
+
+    def _info(self, id: int) -> CheckpointInfo | None:
+        name, path = name_of(id), self.path_of(id)
         try:
-            return Manifest.from_bytes(self.storage.read(name, MANIFEST_FILE), self.storage.path_of(name))
+            manifest = Manifest.from_bytes(self.storage.read(name, MANIFEST_FILE), path)
         except (FileNotFoundError, CheckpointError):
             return None
+        # the name decides: it is what path_of and delete go by, even if someone has copied the folder
+        return replace(manifest.info(path), id=id)
 
 
 def name_of(id: int) -> str:
     return f"checkpoint_{id:06d}"
 
 
-def load(path: str | Path) -> Checkpoint:
+def load(path: str | Path, opener: Callable[[str | Path], Storage] = open_storage) -> Checkpoint:
     """Reads a checkpoint from a path or URL into memory, on the CPU, after checking every byte. Runs no code
-    from it.
+    from it. `opener` is for a process that has another way to the folder.
 
     CheckpointNotFoundError if there is none (the message says what is there), CheckpointDamagedError if a
     file is not what was written.
     """
-    storage, name, manifest = _open(path)
+    storage, name, manifest = _open(path, opener)
     users = [record for record in manifest.files if record.name.startswith(f"{FILES_DIR}/")]
     own = [record for record in manifest.files if record not in users]
     with _explain_missing_files(storage, name):
@@ -141,17 +140,18 @@ def load(path: str | Path) -> Checkpoint:
 
 def read_info(path: str | Path) -> CheckpointInfo:
     """What `CheckpointStore.list` says about one checkpoint, from its path or URL. Raises as `load` does."""
-    storage, name, manifest = _open(path)
+    storage, name, manifest = _open(path, open_storage)
     return manifest.info(storage.path_of(name))
 
 
-def _open(path: str | Path) -> tuple[Storage, str, Manifest]:
+def _open(path: str | Path, opener: Callable[[str | Path], Storage]) -> tuple[Storage, str, Manifest]:
     root, name = split_path(path)
-    storage = open_storage(root)
+    storage = opener(root)
     try:
         data = storage.read(name, MANIFEST_FILE)
     except FileNotFoundError as error:
-        raise CheckpointNotFoundError(f"There is no checkpoint at {path}: {_what_is_there(path, root)}") from error
+        nearby = _what_is_there(path, root, opener)
+        raise CheckpointNotFoundError(f"There is no checkpoint at {path}: {nearby}") from error
     return storage, name, Manifest.from_bytes(data, storage.path_of(name))
 
 
@@ -180,18 +180,19 @@ def _explain_missing_files(storage: Storage, name: str) -> Iterator[None]:
         raise damaged(storage.path_of(name), Path(str(error.filename or error)).name, "it is missing") from error
 
 
-def _what_is_there(path: str | Path, root: str) -> str:
+def _what_is_there(path: str | Path, root: str, opener: Callable[[str | Path], Storage]) -> str:
     """For a path that is no checkpoint: the checkpoints in it, if it is a run or a folder of them, or else
     beside it.
     """
-    inside = CheckpointStore(path)
-    for store in (inside, CheckpointStore(inside.storage.path_of("checkpoints")), CheckpointStore(root)):
+    inside = opener(path)
+    for storage in (inside, opener(inside.path_of("checkpoints")), opener(root)):
+        store = CheckpointStore(storage.root, storage)
         if infos := store.list():
             shown = ", ".join(info.path for info in infos[-5:])
             dots = "…, " if len(infos) > 5 else ""
             return f"load one of the {len(infos)} checkpoints in {store.root}: {dots}{shown}"
-    if STATE_FILE in inside.storage.names():
+    if STATE_FILE in inside.names():
         return f"it has no {MANIFEST_FILE}, so it was never finished."
-    if inside.storage.names():
+    if inside.names():
         return "the folder exists, but holds no checkpoints."
     return "nor is there another one in it or beside it."

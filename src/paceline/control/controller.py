@@ -21,6 +21,7 @@ from typing import Any
 from paceline.backends.base import BackendConfig
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo, CheckpointStore, CheckpointStrategy
+from paceline.checkpoints.storage_relay import StorageRelay
 from paceline.control.crew import POLL_S, Crew
 from paceline.control.failure import Budget, Decision, Facts, GiveUp, Restart, decide, settle_s
 from paceline.control.gather import Gather, Report
@@ -108,6 +109,10 @@ class Controller:
         """With num_to_keep=0: the latest state and its iteration."""
         self.attempt = folder.first_attempt
         self._budget = plan.budget
+        self._relay = StorageRelay(
+            plan.checkpoint_root if plan.strategy.num_to_keep != 0 else None,
+            plan.checkpoint if isinstance(plan.checkpoint, str) else None,
+        )
         self._crew, self._backend, self._callbacks, self._clock = crew, backend, callbacks, clock
         self._ready: deque[list[Report]] = deque()
         self._attempt: _Attempt | None = None
@@ -237,6 +242,7 @@ class Controller:
             first_checkpoint_id=next_id,
             first_iteration=iteration,
             detailed_metrics=self.plan.detailed_metrics,
+            landmarks=self._relay.begin(),
             in_step=self.plan.in_step,
         )
         ranks = range(len(group.infos))
@@ -313,6 +319,9 @@ class Controller:
                 attempt.progress[rank] = self._clock()
                 attempt.turns.append(event)
                 self._grant_turns(attempt)
+            case Asked(rank, _, "storage"):
+                attempt.progress[rank] = self._clock()
+                self._answer_from_disk(event)
             case Died(rank):
                 self._crew.mark_unfit()
                 if rank not in attempt.values and all(error.rank != rank for error in attempt.facts.raised):
@@ -333,6 +342,11 @@ class Controller:
         attempt.turns = [turn for turn in attempt.turns if turn.value > attempt.wanted]
         for turn in granted:
             attempt.group.answer(turn, None)
+
+    def _answer_from_disk(self, question: Asked) -> None:
+        """For a worker that does not see this machine's disk."""
+        assert self._attempt is not None
+        self._attempt.group.answer(question, self._relay.answer(question.value))
 
     def _take_notice(self, attempt: _Attempt, rank: int, reason: str) -> None:
         """A worker will be taken away. All ranks are asked to stop, since none gets far without the others."""
@@ -445,7 +459,7 @@ class Controller:
         match event:
             case Sent(_, "saving"):
                 pass
-            case Sent() | Printed():
+            case Sent() | Printed() | Asked(_, _, "storage"):
                 self._take(event)
             case Died(0):
                 self._num_saving = 0
@@ -460,6 +474,7 @@ class Controller:
             error.add_note(f"After this, the last results could not be handled: {type(second).__name__}: {second}")
         finally:
             self._attempt = None
+            self._relay.close()
             self._restore_sigterm()
             self._tell_the_end(state, reason, error)
 

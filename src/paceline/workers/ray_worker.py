@@ -54,7 +54,7 @@ class RayWire:
         self._waiting: list[tuple[str, Any]] = []
         self._changed = threading.Condition()
         self._urgent = False
-        self._num_polls = 0
+        self._on_its_way = False
         self.questions = Questions()
 
     def report(self, packed: bytes) -> None:
@@ -64,7 +64,13 @@ class RayWire:
         self._put(kind, value, urgent=True)
 
     def ask(self, topic: str, value: Any) -> Any:
-        return self.questions.ask(lambda number: self.send("asked", (number, topic, value)))
+        return self.questions.ask(lambda number: self._put_question(number, topic, value))
+
+    def _put_question(self, number: int, topic: str, value: Any) -> None:
+        """In any thread: once the call is unwinding, no answer will come."""
+        if self.is_unwinding:
+            raise Unwind
+        self.send("asked", (number, topic, value))
 
     def _put(self, kind: str, value: Any, urgent: bool) -> None:
         if self.is_unwinding:
@@ -83,8 +89,9 @@ class RayWire:
         """Everything that waits, as soon as there is something, and a moment later if it can wait. A poll of an earlier
         epoch, which nobody waits for any more, takes nothing away."""
         with self._changed:
-            self._num_polls += 1
-            self._changed.notify_all()
+            if epoch == self.epoch:  # whoever asks again has got the last answer
+                self._on_its_way = False
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._waiting or self._is_over(epoch), timeout_s)
             if self._waiting and not self._urgent:
                 self._changed.wait_for(lambda: self._urgent or self._is_over(epoch), BATCH_S)
@@ -97,6 +104,7 @@ class RayWire:
 
     def _take_all(self) -> list[tuple[str, Any]]:
         taken, self._waiting, self._urgent = self._waiting, [], False
+        self._on_its_way = bool(taken)
         self._changed.notify_all()
         return taken
 
@@ -104,15 +112,16 @@ class RayWire:
         return self.is_unwinding or epoch != self.epoch
 
     def flush(self) -> None:
-        """Until everything was taken and the next poll has begun: only then has the answer to the last one arrived. A
-        driver that does not poll has stopped listening; it is not waited for. Once the call is being unwound, nothing
-        that depends on this may be done any more."""
+        """Until everything was taken and has arrived, which the next poll tells. A driver that does not poll has
+        stopped listening; it is not waited for. Once the call is being unwound, nothing that depends on this may be
+        done any more."""
         with self._changed:
             self._urgent = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting or self.is_unwinding, FLUSH_S)
-            before = self._num_polls
-            self._changed.wait_for(lambda: self._num_polls > before or self.is_unwinding, FLUSH_S)
+            self._changed.wait_for(
+                lambda: self.is_unwinding or not (self._waiting or self._on_its_way),
+                FLUSH_S,
+            )
             if self.is_unwinding:
                 raise Unwind
 
@@ -125,7 +134,7 @@ class RayWire:
     def begin_epoch(self, epoch: int) -> None:
         with self._changed:
             self.epoch, self.is_unwinding = epoch, False
-            self._waiting, self._urgent = [], False
+            self._waiting, self._urgent, self._on_its_way = [], False, False
             self._changed.notify_all()
 
 
