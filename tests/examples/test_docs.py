@@ -130,6 +130,7 @@ def test_api_page_has_the_signatures_of_the_code(entry):
             assert name in value.__dataclass_fields__
             return
         value = inspect.getattr_static(value, name)
+        value = getattr(value, "__func__", value)  # of a class method
     if inspect.isfunction(value) or "(" in entry:
         assert parameters_of(entry) == parameters_in_code(value)
 
@@ -147,7 +148,8 @@ def parameters_of(entry):
 
 
 def parameters_in_code(value):
-    """Without what users do not pass: `clock` is there for tests, and report's `*args` only to be refused in words."""
-    hidden = {"self", "cls", "clock", *(["args"] if value is paceline.report else [])}
+    """Without what users do not pass: `clock` is there for tests, `opener` for workers without the driver's disk, and
+    report's `*args` only to be refused in words."""
+    hidden = {"self", "cls", "clock", "opener", *(["args"] if value is paceline.report else [])}
     parameters = [p for p in inspect.signature(value).parameters.values() if p.name not in hidden]
     return [(p.name, "required" if p.default is p.empty else p.default) for p in parameters]
