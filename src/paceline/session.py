@@ -18,9 +18,9 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
-from paceline.checkpoints import load as load_from
 from paceline.checkpoints.landmark import Landmark, open_in_worker
 from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, WritingSaver
+from paceline.checkpoints.store import load_through
 from paceline.errors import ArgumentTypeError
 from paceline.workers import parcel
 from paceline.workers.base import Place, Wire
@@ -105,7 +105,7 @@ class Session:
 
 def _saver(wire: Wire, task: Task) -> Saver:
     opener = partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage"))
-    load = partial(load_from, opener=opener)
+    load = partial(load_through, opener)
     if task.strategy.num_to_keep == 0:
         keep = partial(wire.send, "kept") if wire.place.world_rank == 0 else None
         return MemorySaver(task.resume_from, keep, load)

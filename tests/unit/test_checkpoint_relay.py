@@ -13,6 +13,7 @@ from paceline.checkpoints.local_storage import LocalStorage
 from paceline.checkpoints.relayed_storage import RelayedStorage
 from paceline.checkpoints.savers import FollowingSaver, WritingSaver
 from paceline.checkpoints.storage_relay import StorageRelay
+from paceline.checkpoints.store import load_through
 from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
 
 MANIFEST = MemoryFile("checkpoint.json", [b"{}"])
@@ -73,13 +74,13 @@ def test_given_checkpoint_is_relayed_from_a_folder_that_is_not_the_runs_own(tmp_
     relay = StorageRelay(None, given.path_of(3))
     landmarks = relay.begin()
     asked = []
-    assert load(given.path_of(3), opener(landmarks, relay, asked)) == {"step": 7}
+    assert load_through(opener(landmarks, relay, asked), given.path_of(3)) == {"step": 7}
     assert asked == []
     far = opener(elsewhere(landmarks), relay, asked)
-    assert load(given.path_of(3), far) == {"step": 7}
+    assert load_through(far, given.path_of(3)) == {"step": 7}
     assert asked
     with pytest.raises(CheckpointNotFoundError, match=r"load one of the 1 checkpoints in .*former"):
-        load(given.path_of(4), far)
+        load_through(far, given.path_of(4))
     with pytest.raises(PermissionError):
         far(given.root).delete("checkpoint_000003")
     assert [info.id for info in given.list()] == [3]
@@ -89,7 +90,7 @@ def test_savers_of_two_ranks_that_both_relay(root, tmp_path, opener):
     relay = StorageRelay(str(root), None)
     far = opener(elsewhere(relay.begin()), relay)
     store = CheckpointStore(root, far(root))
-    read = partial(load, opener=far)
+    read = partial(load_through, far)
     user_dir = tmp_path / "mine"
     (user_dir / "deep").mkdir(parents=True)
     (user_dir / "deep" / "notes.txt").write_text("kept")

@@ -18,7 +18,7 @@ from paceline.checkpoints.storage import Fetched, Storage, open_storage, split_p
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 
-__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "load", "name_of", "read_info"]
+__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "load", "load_through", "name_of", "read_info"]
 
 _NAME = re.compile(r"checkpoint_(\d{6,})")
 _Infos = list[CheckpointInfo]  # inside the class, `list` is its method
@@ -112,13 +112,18 @@ def name_of(id: int) -> str:
     return f"checkpoint_{id:06d}"
 
 
-def load(path: str | Path, opener: Callable[[str | Path], Storage] = open_storage) -> Checkpoint:
+def load(path: str | Path) -> Checkpoint:
     """Reads a checkpoint from a path or URL into memory, on the CPU, after checking every byte. Runs no code
-    from it. `opener` is for a process that has another way to the folder.
+    from it.
 
     CheckpointNotFoundError if there is none (the message says what is there), CheckpointDamagedError if a
     file is not what was written.
     """
+    return load_through(open_storage, path)
+
+
+def load_through(opener: Callable[[str | Path], Storage], path: str | Path) -> Checkpoint:
+    """As `load`, for a process that has its own way to the folder."""
     storage, name, manifest = _open(path, opener)
     users = [record for record in manifest.files if record.name.startswith(f"{FILES_DIR}/")]
     own = [record for record in manifest.files if record not in users]
