@@ -148,8 +148,8 @@ def parameters_of(entry):
 
 
 def parameters_in_code(value):
-    """Without what users do not pass: `clock` is there for tests, `opener` for workers without the driver's disk, and
+    """Without what users do not pass: `clock` is there for tests, and
     report's `*args` only to be refused in words."""
-    hidden = {"self", "cls", "clock", "opener", *(["args"] if value is paceline.report else [])}
+    hidden = {"self", "cls", "clock", *(["args"] if value is paceline.report else [])}
     parameters = [p for p in inspect.signature(value).parameters.values() if p.name not in hidden]
     return [(p.name, "required" if p.default is p.empty else p.default) for p in parameters]
