@@ -59,9 +59,7 @@ def sizes_of(trainer):
 def assert_every_step_counts_once(trainer):
     frame = paceline.load_run(trainer.latest_run_dir).metrics
     assert frame[frame["rank"] == 0]["step"].tolist() == list(range(1, NUM_STEPS + 1))
-    complete = [
-        group["rank"].tolist() == list(range(int(group["size"].iloc[0]))) for _, group in frame.groupby("step")
-    ]
+    complete = [group["rank"].tolist() == list(range(int(group["size"].iloc[0]))) for _, group in frame.groupby("step")]
     assert complete.count(False) <= 1, "only who was killed may have failed to report its last step"
 
 
