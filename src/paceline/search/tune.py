@@ -136,7 +136,8 @@ class Trial(tune.Trainable):
             "trial_dir": self._storage.trial_fs_path if self._storage else self.logdir,
         }
         call = KeptCall(dict(self._recipe.arguments), self._fn, dict(self.config), None, self._recipe.strategy)
-        return Life(self._trainer, call, parent, restored, self._let_go, self._recipe.all_ranks)
+        origin = Origin(restored, self.iteration) if restored else None
+        return Life(self._trainer, call, parent, origin, self._let_go, self._recipe.all_ranks)
 
     def _end_life(self) -> None:
         life, self._life = self._life, None
@@ -154,6 +155,14 @@ class Trial(tune.Trainable):
         return True
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What Tune restores: a checkpoint, and the number of the result that it came with."""
+
+    path: Path
+    iteration: int
+
+
 class Life:
     """A trial from its start, or from where it was paused or failed, to where it ends or is paused again."""
 
@@ -162,7 +171,7 @@ class Life:
         trainer: Trainer,
         call: KeptCall,
         parent: dict[str, Any],
-        restored: Path | None,
+        origin: Origin | None,
         let_go: Callable[[], bool],
         all_ranks: bool,
     ):
@@ -175,7 +184,7 @@ class Life:
         self._watch = Watch(self._folder.path, let_go)
         plan = trainer._plan(call, self._folder)
         store = CheckpointStore(plan.checkpoint_root)
-        start = _start(store, restored, has_failed=former is not None and not _was_stopped(former))
+        start = _start(store, origin, has_failed=former is not None and not _was_stopped(former))
         self._known = start.path if start else None
         """The checkpoint that Tune was told about last."""
         self._plan = replace(
@@ -247,7 +256,7 @@ def _was_stopped(run: Run) -> bool:
     return bool(events) and events[-1].get("kind") == "end" and events[-1].get("state") == "STOPPED"
 
 
-def _start(store: CheckpointStore, restored: Path | None, has_failed: bool) -> CheckpointInfo | None:
+def _start(store: CheckpointStore, origin: Origin | None, has_failed: bool) -> CheckpointInfo | None:
     """The checkpoint to begin with, which is the newest of the store afterwards.
 
     A trial that failed may have saved after its last result, which Tune does not know: it goes on from its own newest.
@@ -255,13 +264,14 @@ def _start(store: CheckpointStore, restored: Path | None, has_failed: bool) -> C
     """
     own = store.list()
     newest = own[-1] if own else None
-    if restored is None:
+    if origin is None:
         return newest
-    wanted = read_info(restored)
-    is_own = any(info.time == wanted.time for info in own)
-    if newest is not None and is_own and (has_failed or newest.time == wanted.time):
+    wanted = read_info(origin.path)
+    if newest is not None and newest.time == wanted.time:
+        return replace(newest, iteration=origin.iteration)
+    if newest is not None and has_failed and any(info.time == wanted.time for info in own):
         return newest
-    return copy(restored, store.path_of(store.next_id()))
+    return replace(copy(origin.path, store.path_of(store.next_id())), iteration=origin.iteration)
 
 
 @contextlib.contextmanager
