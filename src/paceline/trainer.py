@@ -5,6 +5,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -158,8 +159,7 @@ class Trainer:
         self._end_former_run()
         folder = RunFolder.create(self.logdir)
         plan = self._plan(call, folder)
-        folder.write_request(self._request(plan))
-        folder.keep_call(call)
+        self._write_down(call, plan, folder)
         return self._drive(plan, folder, listeners)
 
     @classmethod
@@ -195,6 +195,40 @@ class Trainer:
                 return iterator.get_final_results(force=True) or []
         finally:
             trainer.shutdown()
+
+    def to_tune_trainable(
+        self,
+        train_func: Callable[..., Any],
+        dataset: Any = None,
+        all_ranks: bool = False,
+        checkpoint_strategy: CheckpointStrategy | None = None,
+    ) -> type[Any]:
+        """The function as a trainable for Ray Tune: `tune.run(trainable, config=...)`, or `tune.Tuner(trainable, ...)`.
+
+        Each trial runs the function on workers of its own, made as this Trainer's would be, and is a run in this
+        Trainer's logdir. What rank 0 reports is Tune's result, and `save_checkpoint` and `load_checkpoint` are Tune's
+        checkpoints.
+
+        Args:
+            train_func: takes nothing, or the config of the trial.
+            dataset: for a later version; None until then.
+            all_ranks: also give Tune what every rank reports, as `rank_0`, `rank_1` …
+            checkpoint_strategy: which checkpoints the run folders keep; Tune's CheckpointConfig says which it keeps.
+        """
+        if self._crew.group is not None:
+            raise TrainerStateError(
+                "The workers of this Trainer are started, and hold resources that the trials will need: call "
+                "shutdown() before to_tune_trainable(). Each trial starts workers of its own."
+            )
+        if dataset is not None:
+            raise ArgumentError(
+                "to_tune_trainable(dataset=...) comes with a later version: for now, open the data in the training "
+                "function."
+            )
+        _takes_config(train_func)
+        search = import_module("paceline.search")  # by name: it stands above us, and needs Ray
+        made: type[Any] = search.tune_trainable(self, train_func, all_ranks, _strategy(checkpoint_strategy))
+        return made
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `fn(*args, **kwargs)` on every worker and return the values by rank. With the class API, the worker's
@@ -320,6 +354,10 @@ class Trainer:
             hang_timeout_s=self.hang_timeout_s,
             detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
         )
+
+    def _write_down(self, call: KeptCall, plan: Plan, folder: RunFolder, **more: Any) -> None:
+        folder.write_request({**self._request(plan), **more})
+        folder.keep_call(call)
 
     def _drive(self, plan: Plan, folder: RunFolder, callbacks: CallbackList) -> SGDIterator:
         self._controller = Controller(self._crew, self.backend, plan, folder, callbacks)

@@ -14,6 +14,7 @@ SRC = Path(paceline.__file__).parent
 # Each part of the package may import from itself and from parts on a lower floor.
 FLOORS = [
     {"testing", "__init__"},
+    {"search"},
     {"trainer"},
     {"control", "prepare", "worker_table"},
     {"session"},
@@ -35,7 +36,7 @@ HOMES = {
     "wandb": {"callbacks/wandb_logger"},
     "IPython": {"callbacks/progress"},
     "rich": {"callbacks/", "trainer", "worker_table"},
-    "ray": {"workers/ray", "workers/ray_worker"},
+    "ray": {"workers/ray", "search/tune"},
     "tensorflow": set(),
 }
 

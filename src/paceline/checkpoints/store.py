@@ -11,14 +11,14 @@ from pathlib import Path
 from paceline.checkpoints import directory as user_directory
 from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
 from paceline.checkpoints.directory import StagedDirectory
-from paceline.checkpoints.files import FileRecord, MemoryFile, SourceFile, record_of
+from paceline.checkpoints.files import DiskFile, FileRecord, MemoryFile, SourceFile, record_of
 from paceline.checkpoints.format import FILES_DIR, STATE_FILE, Snapshot, read_state, verify
 from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged
 from paceline.checkpoints.storage import Fetched, Storage, open_storage, split_path
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 
-__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "load", "load_through", "name_of", "read_info"]
+__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "copy", "load", "load_through", "name_of", "read_info"]
 
 _NAME = re.compile(r"checkpoint_(\d{6,})")
 _Infos = list[CheckpointInfo]  # inside the class, `list` is its method
@@ -147,6 +147,23 @@ def read_info(path: str | Path) -> CheckpointInfo:
     """What `CheckpointStore.list` says about one checkpoint, from its path or URL. Raises as `load` does."""
     storage, name, manifest = _open(path, open_storage)
     return manifest.info(storage.path_of(name))
+
+
+def copy(path: str | Path, target: str | Path) -> CheckpointInfo:
+    """Copies a checkpoint, after checking every byte, to another path or URL, where there may be an empty folder at
+    most. On one disk the files are linked. Raises as `load` does.
+    """
+    source, name, manifest = _open(path, open_storage)
+    root, target_name = split_path(target)
+    storage = open_storage(root)
+    with _explain_missing_files(source, name):
+        fetched = _fetch(source, name, manifest.files)
+    try:
+        files = [DiskFile(record.name, fetched.path / record.name) for record in manifest.files]
+        storage.write(target_name, [*files, MemoryFile(MANIFEST_FILE, [manifest.to_bytes()])])
+    finally:
+        fetched.discard()
+    return manifest.info(storage.path_of(target_name))
 
 
 def _open(path: str | Path, opener: Callable[[str | Path], Storage]) -> tuple[Storage, str, Manifest]:

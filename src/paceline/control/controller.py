@@ -58,6 +58,10 @@ class Plan:
     detailed_metrics: bool = False
     in_step: bool = False
     """Whether `report` waits until the next step is asked for, so that nobody trains further than was decided."""
+    first_iteration: int = 0
+    """How many steps were made, elsewhere or earlier, before `checkpoint` was saved."""
+    abandoned: str = "the iterator over the results was abandoned"
+    """What the run folder gives as the reason when the caller drops the run."""
 
 
 @dataclass
@@ -152,6 +156,17 @@ class Controller:
         attempt = self._attempt
         if attempt is not None:
             attempt.group.request_stop()
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._num_saving > 0
+
+    def finish_saving(self) -> None:
+        """Between two steps: wait until the checkpoint that is being written is committed, or has failed."""
+        attempt, deadline = self._attempt, self._clock() + SAVE_GRACE_S
+        while attempt is not None and self.is_saving and not attempt.facts and self._clock() < deadline:
+            attempt.group.poll(POLL_S, self._take)
 
     def _on_sigterm(self) -> None:
         """In a signal handler: only leave a note, which the loop finds."""
@@ -271,7 +286,7 @@ class Controller:
         """Where this attempt starts: checkpoint, iteration, and the id of the next checkpoint."""
         if self.kept is not None:
             return self.kept[0], self.kept[1], 1
-        next_id = 1
+        next_id = self.plan.first_checkpoint_id
         if self.attempt and self.plan.strategy.num_to_keep != 0:
             store = CheckpointStore(self.plan.checkpoint_root)
             own = [info for info in store.list() if info.id >= self.plan.first_checkpoint_id]
@@ -282,7 +297,7 @@ class Controller:
             next_id = store.next_id()
         if self.latest is not None:
             return self.latest.path, self.latest.iteration, next_id
-        return self.plan.checkpoint, 0, next_id
+        return self.plan.checkpoint, self.plan.first_iteration, next_id
 
     def _record_leftovers(self, iteration: int) -> None:
         """Keep what the last attempt reported about steps that will not be made again, although a rank died before it
@@ -341,6 +356,7 @@ class Controller:
         granted = [turn for turn in attempt.turns if turn.value <= attempt.wanted]
         attempt.turns = [turn for turn in attempt.turns if turn.value > attempt.wanted]
         for turn in granted:
+            attempt.progress[turn.rank] = self._clock()  # nobody expected anything of it while it waited
             attempt.group.answer(turn, None)
 
     def _answer_from_disk(self, question: Asked) -> None:
@@ -466,6 +482,8 @@ class Controller:
 
     def _close(self, state: str, error: BaseException | None) -> None:
         reason = None if error is None else _reason(error)
+        if isinstance(error, GeneratorExit):
+            reason = self.plan.abandoned
         try:
             if error is not None:  # otherwise all ranks have returned, and stay for the next run
                 self._release(SAVE_GRACE_S if isinstance(error, Exception) else 0.0)
@@ -488,8 +506,6 @@ class Controller:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, GeneratorExit):
-        return "the iterator over the results was abandoned"
     if isinstance(error, Terminated):
         return "the driver got SIGTERM"
     if isinstance(error, KeyboardInterrupt):
