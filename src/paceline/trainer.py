@@ -15,10 +15,11 @@ from paceline.backends.base import BackendConfig
 from paceline.callbacks import SGDCallback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, read_info
-from paceline.control.controller import Controller, Plan
+from paceline.control.controller import Controller
 from paceline.control.crew import Crew, Setup
 from paceline.control.failure import Budget
 from paceline.control.iterator import SGDIterator
+from paceline.control.plan import Plan
 from paceline.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -285,19 +286,19 @@ class Trainer:
     @property
     def latest_checkpoint_path(self) -> Path | str | None:
         """The newest committed checkpoint of the latest run; None when there is none."""
-        if self._controller is None or self._controller.latest is None:
+        if self._controller is None or self._controller.saved.latest is None:
             return None
-        return _as_path(self._controller.latest.path)
+        return _as_path(self._controller.saved.latest.path)
 
     @property
     def latest_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint of the latest run, else the one that run was given. Read when asked for."""
         if self._controller is None:
             return None
-        if self._controller.kept is not None:
-            return Checkpoint(self._controller.kept[0])
-        if self._controller.latest is not None:
-            return self._load(self._controller.latest.path)
+        if self._controller.saved.kept is not None:
+            return Checkpoint(self._controller.saved.kept[0])
+        if self._controller.saved.latest is not None:
+            return self._load(self._controller.saved.latest.path)
         given = self._controller.plan.checkpoint
         return self._load(given) if isinstance(given, str) else given
 

@@ -15,16 +15,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.callbacks.dispatch import CallbackList
-from paceline.checkpoints import CheckpointInfo, CheckpointStore, CheckpointStrategy
+from paceline.checkpoints import CheckpointInfo
 from paceline.checkpoints.storage_relay import StorageRelay
+from paceline.control.attempt import Attempt
 from paceline.control.crew import POLL_S, Crew
-from paceline.control.failure import Budget, Decision, Facts, GiveUp, Restart, decide, settle_s
+from paceline.control.failure import Decision, Facts, GiveUp, Restart, decide, settle_s
 from paceline.control.gather import Gather, Report
+from paceline.control.plan import Plan
+from paceline.control.saved import ResumePoint, Saved
 from paceline.control.termination import Terminated, on_sigterm
 from paceline.errors import WorkersLostError, WorkerStartError
 from paceline.runs import RunFolder
@@ -38,60 +40,6 @@ SAVE_GRACE_S = 30.0
 
 ROOM_LOOK_S = 1.0
 """How often to ask whether there could be more workers."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What was asked for, checked."""
-
-    fn: Callable[..., Any]
-    config: dict[str, Any]
-    takes_config: bool
-    checkpoint: str | dict[str, Any] | None
-    checkpoint_root: str
-    strategy: CheckpointStrategy
-    first_checkpoint_id: int = 1
-    """Checkpoints in the folder with a lower id are none of this run's."""
-    budget: Budget = field(default_factory=Budget)
-    grace_s: float = 30.0
-    hang_timeout_s: float | None = None
-    detailed_metrics: bool = False
-    in_step: bool = False
-    """Whether `report` waits until the next step is asked for, so that nobody trains further than was decided."""
-    first_iteration: int = 0
-    """How many steps were made, elsewhere or earlier, before `checkpoint` was saved."""
-    abandoned: str = "the iterator over the results was abandoned"
-    """What the run folder gives as the reason when the caller drops the run."""
-
-
-@dataclass
-class _Attempt:
-    """What is known about the attempt that is running."""
-
-    group: WorkerGroup
-    gather: Gather
-    progress: list[float]
-    """When each rank last sent something."""
-    values: dict[int, Any] = field(default_factory=dict)
-    facts: Facts = field(default_factory=Facts)
-    trouble_at: float | None = None
-    deadline: float | None = None
-    """When the grace period ends of a worker that will be taken away."""
-    next_look: float = 0.0
-    has_room: bool = False
-    grows: bool = False
-    turns: list[Asked] = field(default_factory=list)
-    """Ranks that wait, after a report, until somebody wants the next step."""
-    wanted: int = 0
-    """The last step after which the next one was asked for."""
-
-    @property
-    def size(self) -> int:
-        return len(self.progress)
-
-    @property
-    def num_ended(self) -> int:
-        return len(self.values) + len(self.facts.raised) + len(self.facts.died)
 
 
 class Controller:
@@ -108,9 +56,7 @@ class Controller:
     ):
         self.plan, self.folder = plan, folder
         self.values: list[Any] | None = None
-        self.latest: CheckpointInfo | None = None
-        self.kept: tuple[dict[str, Any], int] | None = None
-        """With num_to_keep=0: the latest state and its iteration."""
+        self.saved = Saved(plan)
         self.attempt = folder.first_attempt
         self._budget = plan.budget
         self._relay = StorageRelay(
@@ -119,8 +65,7 @@ class Controller:
         )
         self._crew, self._backend, self._callbacks, self._clock = crew, backend, callbacks, clock
         self._ready: deque[list[Report]] = deque()
-        self._attempt: _Attempt | None = None
-        self._num_saving = 0
+        self._attempt: Attempt | None = None
         self._stop_requested = self._announced = False
         self._terminated_at: float | None = None
         self._restore_sigterm: Callable[[], None] = lambda: None
@@ -157,15 +102,10 @@ class Controller:
         if attempt is not None:
             attempt.group.request_stop()
 
-    @property
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._num_saving > 0
-
     def finish_saving(self) -> None:
         """Between two steps: wait until the checkpoint that is being written is committed, or has failed."""
         attempt, deadline = self._attempt, self._clock() + SAVE_GRACE_S
-        while attempt is not None and self.is_saving and not attempt.facts and self._clock() < deadline:
+        while attempt is not None and self.saved.num_in_progress and not attempt.facts and self._clock() < deadline:
             attempt.group.poll(POLL_S, self._take)
 
     def _on_sigterm(self) -> None:
@@ -216,23 +156,25 @@ class Controller:
                 step = self._ready.popleft()
                 yield step
                 attempt.wanted = step[0]["_training_iteration"]
-                self._grant_turns(attempt)
+                attempt.grant_turns(self._clock())
         return self._conclude(attempt)
 
-    def _is_over(self, attempt: _Attempt) -> bool:
+    def _is_over(self, attempt: Attempt) -> bool:
         if attempt.num_ended == attempt.size or self._settled(attempt) or self._is_out_of_time(attempt):
             return True
         return attempt.grows and not attempt.num_ended
 
-    def _is_out_of_time(self, attempt: _Attempt) -> bool:
+    def _is_out_of_time(self, attempt: Attempt) -> bool:
         """Whether the grace period is over, of a worker or of this process."""
         limits = [attempt.deadline, None if self._terminated_at is None else self._terminated_at + self.plan.grace_s]
         return any(limit is not None and self._clock() >= limit for limit in limits)
 
-    def _conclude(self, attempt: _Attempt) -> Decision | None:
+    def _conclude(self, attempt: Attempt) -> Decision | None:
         attempt.facts.mismatch = attempt.facts.mismatch or attempt.gather.mismatch()
         if attempt.facts or (attempt.facts.preempted and not self._stop_requested):
-            return self._decide(attempt.facts)
+            decision = self._decide(attempt.facts)
+            if isinstance(decision, GiveUp) or self._terminated_at is None:
+                return decision
         if self._terminated_at is not None:
             return None
         if attempt.num_ended < attempt.size:
@@ -240,22 +182,22 @@ class Controller:
         self.values = [attempt.values[rank] for rank in sorted(attempt.values)]
         return None
 
-    def _begin(self) -> _Attempt:
+    def _begin(self) -> Attempt:
         group = self._crew.ensure()
         self._restore_sigterm()
         self._restore_sigterm = on_sigterm(self._on_sigterm)  # not earlier: connecting to Ray installs a handler too
         self._tell_size(len(group.infos))
-        resume_from, iteration, next_id = self._resume_point()
-        self._record_leftovers(iteration)
+        point = self._find_resume_point()
+        self._record_leftovers(point.iteration)
         task = Task(
             fn=self.plan.fn,
             config=self.plan.config if self.plan.takes_config else None,
             backend=self._backend,
             checkpoint_root=self.plan.checkpoint_root,
             strategy=self.plan.strategy,
-            resume_from=resume_from,
-            first_checkpoint_id=next_id,
-            first_iteration=iteration,
+            resume_from=point.checkpoint,
+            first_checkpoint_id=point.next_id,
+            first_iteration=point.iteration,
             detailed_metrics=self.plan.detailed_metrics,
             landmarks=self._relay.begin(),
             in_step=self.plan.in_step,
@@ -266,11 +208,9 @@ class Controller:
             (task,),
             label=f"train_func {getattr(self.plan.fn, '__name__', self.plan.fn)!r}, or its config,",
         )
-        self._attempt = _Attempt(group, Gather(len(ranks)), [self._clock()] * len(ranks))
+        self._attempt = Attempt(group, Gather(len(ranks)), [self._clock()] * len(ranks))
         self.folder.set_state("RUNNING", worker_pids=[info.pid for info in group.infos], attempt=self.attempt)
-        self.folder.record_event(
-            "attempt", number=self.attempt, resumes_from=_name_of(resume_from), world_size=len(ranks)
-        )
+        self.folder.record_event("attempt", number=self.attempt, resumes_from=point.name, world_size=len(ranks))
         group.submit(dict.fromkeys(ranks, call), {rank: self.folder.log_path(rank) for rank in ranks})
         if self._stop_requested:
             group.request_stop()
@@ -282,22 +222,11 @@ class Controller:
             self.folder.record_event("resize", former=former, world_size=world_size, reason=self._reason)
             self._callbacks.handle_resize(world_size, former=former, reason=self._reason)
 
-    def _resume_point(self) -> tuple[str | dict[str, Any] | None, int, int]:
-        """Where this attempt starts: checkpoint, iteration, and the id of the next checkpoint."""
-        if self.kept is not None:
-            return self.kept[0], self.kept[1], 1
-        next_id = self.plan.first_checkpoint_id
-        if self.attempt and self.plan.strategy.num_to_keep != 0:
-            store = CheckpointStore(self.plan.checkpoint_root)
-            own = [info for info in store.list() if info.id >= self.plan.first_checkpoint_id]
-            if self._attempt is None:
-                self.latest = own[-1] if own else None  # of an earlier driver, who told about it
-            for info in own:
-                self._note_commit(info)  # a worker may have died between its commit and telling us
-            next_id = store.next_id()
-        if self.latest is not None:
-            return self.latest.path, self.latest.iteration, next_id
-        return self.plan.checkpoint, self.plan.first_iteration, next_id
+    def _find_resume_point(self) -> ResumePoint:
+        for info in self.saved.look() if self.attempt else ():
+            if self._attempt is not None:  # otherwise an earlier driver has told
+                self._tell_commit(info)
+        return self.saved.resume_point()
 
     def _record_leftovers(self, iteration: int) -> None:
         """Keep what the last attempt reported about steps that will not be made again, although a rank died before it
@@ -333,7 +262,7 @@ class Controller:
             case Asked(rank, _, "turn"):
                 attempt.progress[rank] = self._clock()
                 attempt.turns.append(event)
-                self._grant_turns(attempt)
+                attempt.grant_turns(self._clock())
             case Asked(rank, _, "storage"):
                 attempt.progress[rank] = self._clock()
                 self._answer_from_disk(event)
@@ -351,20 +280,12 @@ class Controller:
         self._ready.append([dict(report) for report in step])  # callbacks may do with theirs as they like
         self._callbacks.handle_result(step)
 
-    def _grant_turns(self, attempt: _Attempt) -> None:
-        """Whoever waits after a step that was handed out may go on once the next one is asked for."""
-        granted = [turn for turn in attempt.turns if turn.value <= attempt.wanted]
-        attempt.turns = [turn for turn in attempt.turns if turn.value > attempt.wanted]
-        for turn in granted:
-            attempt.progress[turn.rank] = self._clock()  # nobody expected anything of it while it waited
-            attempt.group.answer(turn, None)
-
     def _answer_from_disk(self, question: Asked) -> None:
         """For a worker that does not see this machine's disk."""
         assert self._attempt is not None
         self._attempt.group.answer(question, self._relay.answer(question.value))
 
-    def _take_notice(self, attempt: _Attempt, rank: int, reason: str) -> None:
+    def _take_notice(self, attempt: Attempt, rank: int, reason: str) -> None:
         """A worker will be taken away. All ranks are asked to stop, since none gets far without the others."""
         self.folder.record_event("preempted", rank=rank, reason=reason, grace_s=self.plan.grace_s)
         self._crew.mark_unfit()
@@ -373,40 +294,39 @@ class Controller:
             attempt.deadline = self._clock() + self.plan.grace_s
             attempt.group.request_stop()
 
-    def _look_for_room(self, attempt: _Attempt) -> None:
+    def _look_for_room(self, attempt: Attempt) -> None:
         if attempt.size < self._crew.size.max and self._clock() >= attempt.next_look:
             attempt.next_look = self._clock() + ROOM_LOOK_S
             attempt.has_room = attempt.group.can_grow()
 
     def _take_message(self, rank: int, kind: str, value: Any) -> None:
         if kind == "saving":
-            self._num_saving += 1
+            self.saved.num_in_progress += 1
         elif kind == "committed":
-            self._num_saving -= 1
-            self._note_commit(value)
+            self.saved.num_in_progress -= 1
+            if self.saved.is_news(value):
+                self._tell_commit(value)
         elif kind == "save_failed":
-            self._num_saving -= 1
+            self.saved.num_in_progress -= 1
             self.folder.record_event("save_failed", reason=value)
         elif kind == "kept":
-            self.kept = value
+            self.saved.kept = value
             self._grow_if_there_is_room()
         elif kind == "note":
             name, fields = value
             self.folder.record_event(name, rank=rank, **fields)
 
-    def _note_commit(self, info: CheckpointInfo) -> None:
-        if self.latest is None or info.id > self.latest.id:
-            self.latest = info
-            self.folder.record_event("checkpoint", id=info.id, path=info.path, score=info.score)
-            self._callbacks.handle_checkpoint(info)
-            self._grow_if_there_is_room()
+    def _tell_commit(self, info: CheckpointInfo) -> None:
+        self.folder.record_event("checkpoint", id=info.id, path=info.path, score=info.score)
+        self._callbacks.handle_checkpoint(info)
+        self._grow_if_there_is_room()
 
     def _grow_if_there_is_room(self) -> None:
         """Nothing that counts is lost now: the next attempt goes on from the checkpoint just committed."""
         if self._attempt is not None and self._attempt.has_room:
             self._attempt.grows = True
 
-    def _settled(self, attempt: _Attempt) -> bool:
+    def _settled(self, attempt: Attempt) -> bool:
         """Whether something went wrong, and nothing better is to be expected as its explanation."""
         if not attempt.facts:
             return False
@@ -414,17 +334,16 @@ class Controller:
             attempt.trouble_at = self._clock()
         return self._clock() - attempt.trouble_at >= settle_s(attempt.facts, self._backend.is_broken_collective)
 
-    def _patience(self, attempt: _Attempt) -> float:
+    def _patience(self, attempt: Attempt) -> float:
         return POLL_S if attempt.trouble_at is None else POLL_S / 10
 
-    def _look_for_hang(self, attempt: _Attempt) -> None:
+    def _look_for_hang(self, attempt: Attempt) -> None:
         limit = self.plan.hang_timeout_s
         if limit is None or attempt.facts:
             return
-        waiting = [rank for rank in range(attempt.size) if rank not in attempt.values]
-        if not waiting:
+        slowest = attempt.silent_rank()
+        if slowest is None:
             return
-        slowest = min(waiting, key=attempt.progress.__getitem__)
         idle_s = self._clock() - attempt.progress[slowest]
         if idle_s > limit:
             path = self._dump_stacks(attempt.group)
@@ -464,9 +383,9 @@ class Controller:
         attempt, deadline = self._attempt, self._clock() + grace_s
         if attempt is not None:
             rank_0_is_gone = any(died.rank == 0 for died in attempt.facts.died)
-            while self._num_saving > 0 and not rank_0_is_gone and self._clock() < deadline:
+            while self.saved.num_in_progress > 0 and not rank_0_is_gone and self._clock() < deadline:
                 attempt.group.poll(POLL_S, self._take_rest)
-        self._num_saving = 0
+        self.saved.num_in_progress = 0
         self._crew.release(self._take_rest)
 
     def _take_rest(self, event: Event) -> None:
@@ -478,7 +397,7 @@ class Controller:
             case Sent() | Printed() | Asked(_, _, "storage"):
                 self._take(event)
             case Died(0):
-                self._num_saving = 0
+                self.saved.num_in_progress = 0
 
     def _close(self, state: str, error: BaseException | None) -> None:
         reason = None if error is None else _reason(error)
@@ -511,7 +430,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted from the keyboard"
     return f"{type(error).__qualname__}: {error}"
-
-
-def _name_of(checkpoint: str | dict[str, Any] | None) -> str | None:
-    return checkpoint if isinstance(checkpoint, str) or checkpoint is None else "a dict given to run()"

@@ -217,8 +217,8 @@ class Life:
         """The newest one, once it is whole: of this life, else what it began with."""
         if self._iterator is not None:
             self._controller.finish_saving()
-            if self._controller.latest is not None:
-                self._known = self._controller.latest.path
+            if self._controller.saved.latest is not None:
+                self._known = self._controller.saved.latest.path
         return self._known
 
     def end(self) -> None:
@@ -235,8 +235,8 @@ class Life:
         return self._trainer._controller
 
     def _has_news(self) -> bool:
-        latest = self._controller.latest
-        return self._controller.is_saving or (latest is not None and latest.path != self._known)
+        latest = self._controller.saved.latest
+        return self._controller.saved.num_in_progress > 0 or (latest is not None and latest.path != self._known)
 
 
 def _run_of(logdir: Path, parent: Mapping[str, Any]) -> Run | None:
