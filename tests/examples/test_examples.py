@@ -53,6 +53,16 @@ def test_resume_exactly(run):
     assert shown.endswith("undisturbed, killed and resumed runs end with the same weights, bit for bit\n")
 
 
+def test_tune_digits_finds_a_learning_rate_and_stops_bad_trials(run, tmp_path):
+    *trials, best = run("tune_digits.py", "--trials", "3", "--epochs", "4", "--results", "here").splitlines()[-4:]
+    assert [line.split(":")[0] for line in trials] == ["lr=0.001", "lr=0.01", "lr=0.1"]
+    assert trials[2].endswith("after 4 epochs")
+    assert best == "best: lr=0.1, a model of 4810 weights"
+    states = [paceline.load_run(path).status.state for path in sorted((tmp_path / "here/runs").iterdir())]
+    assert set(states) <= {"SUCCEEDED", "STOPPED"}
+    assert len(states) == 3
+
+
 # The loss of an untrained model is ln 10 = 2.3. A single loss is that of a last, small batch: we look at the median.
 
 

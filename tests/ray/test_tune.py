@@ -11,7 +11,7 @@ from ray.tune import schedulers
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, RayEngine, Trainer, load_run
-from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
+from paceline.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, TrainerStateError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -140,7 +140,7 @@ def test_pbt_continues_a_bad_trial_from_the_checkpoint_of_a_good_one(tmp_path, f
     trainer = trainer_for(tmp_path)
     results = fit(
         trainer.to_tune_trainable(climb),
-        {"speed": tune.grid_search([1, 100])},
+        {"speed": tune.grid_search([1, 100]), "num_steps": 5},
         num_at_once=None,
         reuse_actors=reuse_actors,
         metric="score",
@@ -156,9 +156,9 @@ def test_pbt_continues_a_bad_trial_from_the_checkpoint_of_a_good_one(tmp_path, f
     )
     assert not results.errors
     histories = sorted(result.metrics["made_with"] for result in results)
-    assert {len(history) for history in histories} == {6}
-    assert histories[-1][:2] == [100, 100]
-    assert [100, 100, 7] in [history[:3] for history in histories], "the other trial's steps, then its own"
+    assert histories == [[100, 100, 100, 100, 7], [100] * 5], "after steps 2 and 4 it takes over what the other one has"
+    [bad] = [run for run in runs(trainer).values() if run.config["speed"] == 1]
+    assert bad.metrics["step"].tolist() == [1, 2, 3, 4, 5]
     assert len(list(trainer.logdir.glob("run_*"))) == 2, "each goes on in its own folder"
 
 
@@ -226,7 +226,9 @@ def test_trial_that_raises_is_tried_again_from_its_checkpoint(tmp_path, fit):
     )
     mended, failed = sorted(results, key=lambda result: result.config["always"])
     assert mended.error is None
-    assert list(mended.metrics_dataframe["num_steps"]) == [1, 2, 3, 4], "it goes on from what was saved last"
+    # It goes on from what was saved last; the last result comes again with the checkpoint that was saved after it.
+    assert list(mended.metrics_dataframe["num_steps"]) == [1, 2, 3, 4, 4]
+    assert paceline.read_checkpoint(mended.checkpoint.path) == {"num_steps": 4, "num_tries": 2}
     assert mended.metrics["num_tries"] == 2
     assert isinstance(failed.error, LookupError)
     assert "no third step" in str(failed.error)
@@ -251,7 +253,7 @@ def test_worker_is_killed_in_a_trial_and_resources_are_exact(tmp_path, fit, ray_
     cpus = FreeCPUs(ray_cluster)
     [result] = fit(trainer.to_tune_trainable(lose_a_worker, all_ranks=True), {}, callbacks=[cpus])
     assert result.error is None
-    assert list(result.metrics_dataframe["training_iteration"]) == [1, 2, 3]
+    assert list(result.metrics_dataframe["training_iteration"]) == [1, 2, 3, 3]
     assert (result.metrics["rank"], result.metrics["rank_1"]["rank"]) == (0, 1)
     assert result.metrics["cwd"] == os.getcwd(), "the function runs where it would have run without Tune"
     run = load_run(trainer.logdir)
@@ -321,6 +323,12 @@ def test_misuse_is_told_at_once(tmp_path):
     lock = threading.Lock()
     with pytest.raises(ArgumentTypeError, match="cannot be pickled"):
         trainer.to_tune_trainable(lambda: lock)
+
+
+def test_missing_ray_is_told_with_the_line_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.search.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'paceline\[ray\]'"):
+        trainer_for(tmp_path).to_tune_trainable(training_func)
 
 
 def test_elastic_trial_reserves_its_minimum(tmp_path):

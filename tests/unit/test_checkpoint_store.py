@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, read_info, snapshot
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, copy, load, read_info, snapshot
 from paceline.checkpoints.manifest import Manifest, damaged
 from paceline.errors import ArgumentError, CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
@@ -264,3 +264,28 @@ def test_errors_pickle():
 def test_store_travels_to_another_process(tmp_path):
     for root in (str(tmp_path), "memory://x"):
         assert pickle.loads(pickle.dumps(CheckpointStore(root))).root == root
+
+
+def test_copy_is_a_checkpoint_of_its_own(store, folder, tmp_path):
+    info = store.commit(3, snapshot(STATE), score=0.5, iteration=7, directory=folder)
+    target = tmp_path / "empty"
+    target.mkdir()
+    there = copy(info.path, target)
+    store.storage.delete("checkpoint_000003")
+    assert (there.path, there.iteration, there.time) == (str(target), 7, info.time)
+    back = load(target)
+    assert back["epoch"] == 4
+    assert (back.directory / "deep/er/notes.txt").read_text() == "hello"
+    copy(target, store.path_of(9))
+    assert [(kept.id, kept.iteration) for kept in store.list()] == [(9, 7)]
+
+
+def test_copy_never_overwrites_and_notices_damage(store, tmp_path):
+    path = store.commit(1, snapshot(STATE)).path
+    copy(path, tmp_path / "copy")
+    with pytest.raises(FileExistsError):
+        copy(path, tmp_path / "copy")
+    (tmp_path / "copy" / "state.json").write_bytes(b"{}")
+    with pytest.raises(CheckpointDamagedError):
+        copy(tmp_path / "copy", store.path_of(2))
+    assert [info.id for info in store.list()] == [1]
