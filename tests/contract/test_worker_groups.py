@@ -8,7 +8,19 @@ import pytest
 
 from paceline.errors import TrainFunctionError
 from paceline.workers import ENGINES, resolve_engine
-from paceline.workers.base import Asked, Call, Died, Preempted, Printed, Raised, Resources, Returned, Sent, Size
+from paceline.workers.base import (
+    Asked,
+    Call,
+    Died,
+    Preempted,
+    Preload,
+    Printed,
+    Raised,
+    Resources,
+    Returned,
+    Sent,
+    Size,
+)
 
 ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
 
@@ -16,7 +28,7 @@ ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
 @pytest.fixture(params=sorted(ENGINES))
 def group(request, ray_cluster):
     size = 0 if request.param == "inline" else 2
-    group = resolve_engine(request.param, max_workers=size).group(Size(size, size), Resources(), ())
+    group = resolve_engine(request.param, max_workers=size).group(Size(size, size), Resources(), Preload())
     group.start()
     yield group
     group.close()
@@ -24,7 +36,7 @@ def group(request, ray_cluster):
 
 @pytest.fixture(params=ON_PROCESSES)
 def process_group(request, ray_cluster):
-    group = resolve_engine(request.param, max_workers=2).group(Size(2, 2), Resources(), ())
+    group = resolve_engine(request.param, max_workers=2).group(Size(2, 2), Resources(), Preload())
     group.start()
     yield group
     group.close()

@@ -6,13 +6,13 @@ worker    intact()             after each run: could the next run use this group
 driver    is_broken_collective(error)   is this exception only the echo of another rank's end?
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol
 
 from paceline.errors import MissingDependencyError
-from paceline.workers.base import Raised
+from paceline.workers.base import Preload, Raised
 
 
 class Caller(Protocol):
@@ -29,7 +29,7 @@ class BackendConfig:
 
     name: ClassVar[str] = "none"
     package: ClassVar[str | None] = None
-    preload: ClassVar[Sequence[str]] = ()
+    preload: ClassVar[Preload] = Preload()
 
     def check(self) -> None:
         if self.package is not None and find_spec(self.package) is None:

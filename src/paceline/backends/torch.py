@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from paceline.backends.base import BackendConfig, Caller
 from paceline.errors import ArgumentError
-from paceline.workers.base import Raised, Wire
+from paceline.workers.base import Preload, Raised, Wire
 
 _BROKEN = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|gloo|nccl|remote (process )?exited"
@@ -27,15 +27,15 @@ class TorchConfig(BackendConfig):
 
     name: ClassVar[str] = "torch"
     package: ClassVar[str | None] = "torch"
-    preload: ClassVar[tuple[str, ...]] = (
-        "torch",
-        "torch.distributed",
-        "torch._dynamo",
-        "torch.nn.parallel",
-        "paceline.backends.torch",
-        "paceline.checkpoints.torch_arrays",
-        "paceline.prepare.loader",
-        "paceline.prepare.model",
+    preload: ClassVar[Preload] = Preload(
+        to_join=("torch", "torch.distributed", "paceline.backends.torch"),
+        to_train=(
+            "torch._dynamo",  # by the first DDP model, for more than a second
+            "torch.nn.parallel",
+            "paceline.checkpoints.torch_arrays",
+            "paceline.prepare.loader",
+            "paceline.prepare.model",
+        ),
     )
 
     backend: str | None = None

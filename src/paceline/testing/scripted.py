@@ -18,6 +18,7 @@ from paceline.workers.base import (
     Event,
     Place,
     Preempted,
+    Preload,
     Raised,
     Resources,
     Returned,
@@ -75,10 +76,10 @@ class ScriptedEngine:
         self._attempts = deque(attempts)
         self.groups: list[ScriptedGroup] = []
 
-    def warm(self, preload: Sequence[str]) -> None:
+    def warm(self, preload: Preload) -> None:
         pass
 
-    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "ScriptedGroup":
+    def group(self, size: Size, resources: Resources, preload: Preload) -> "ScriptedGroup":
         self.groups.append(ScriptedGroup(self._attempts))
         return self.groups[-1]
 

@@ -76,6 +76,15 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Preload:
+    """Modules that workers had better have imported: `to_join` before they become a group, `to_train` before the first
+    step of training. Where an import costs waiting, the second kind is left to those who have time."""
+
+    to_join: tuple[str, ...] = ()
+    to_train: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Sent:
     """Something the user's function sent through the session: a report, a committed checkpoint, a note."""
 
@@ -239,10 +248,10 @@ class Engine(Protocol):
 
     name: str
 
-    def warm(self, preload: Sequence[str]) -> None:
+    def warm(self, preload: Preload) -> None:
         """Begin, in the background, whatever makes the first group start sooner."""
 
-    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> WorkerGroup:
+    def group(self, size: Size, resources: Resources, preload: Preload) -> WorkerGroup:
         """A group that is not started yet."""
 
     def describe(self) -> str:

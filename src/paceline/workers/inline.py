@@ -17,6 +17,7 @@ from paceline.workers.base import (
     Call,
     Event,
     Place,
+    Preload,
     Raised,
     Resources,
     Returned,
@@ -33,10 +34,10 @@ from paceline.workers.reports import unpack
 class InlineEngine:
     name = "inline"
 
-    def warm(self, preload: Sequence[str]) -> None:
+    def warm(self, preload: Preload) -> None:
         pass
 
-    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "InlineGroup":
+    def group(self, size: Size, resources: Resources, preload: Preload) -> "InlineGroup":
         return InlineGroup(resources)
 
     def describe(self) -> str:

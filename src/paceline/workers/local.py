@@ -29,6 +29,7 @@ from paceline.workers.base import (
     Event,
     Place,
     Preempted,
+    Preload,
     Printed,
     Resources,
     Sent,
@@ -74,14 +75,14 @@ class LocalEngine:
             return int(len(gpu_ids()) / resources.gpus)
         return int(num_cpus() / (resources.cpus or 1))
 
-    def warm(self, preload: Sequence[str]) -> None:
+    def warm(self, preload: Preload) -> None:
         shared_nursery(self._all_of(preload))
 
-    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "LocalGroup":
+    def group(self, size: Size, resources: Resources, preload: Preload) -> "LocalGroup":
         return LocalGroup(size, resources, self._all_of(preload), partial(self.num_slots, resources))
 
-    def _all_of(self, preload: Sequence[str]) -> tuple[str, ...]:
-        return (*preload, *_OWN_MODULES, *self.preload)
+    def _all_of(self, preload: Preload) -> tuple[str, ...]:
+        return (*preload.to_join, *preload.to_train, *_OWN_MODULES, *self.preload)
 
     def describe(self) -> str:
         gpus = gpu_ids()

@@ -25,6 +25,7 @@ from paceline.workers.base import (
     Event,
     Place,
     Preempted,
+    Preload,
     Printed,
     Resources,
     Sent,
@@ -65,10 +66,10 @@ class RayEngine:
             raise ArgumentError("start_timeout_s and spare_workers cannot be negative.")
         self.placement, self.start_timeout_s, self.spare_workers = placement, start_timeout_s, spare_workers
 
-    def warm(self, preload: Sequence[str]) -> None:
+    def warm(self, preload: Preload) -> None:
         pass  # an actor takes resources: none is started before it is needed
 
-    def group(self, size: Size, resources: Resources, preload: Sequence[str]) -> "RayGroup":
+    def group(self, size: Size, resources: Resources, preload: Preload) -> "RayGroup":
         return RayGroup(self, size, resources, preload)
 
     def describe(self) -> str:
@@ -104,8 +105,8 @@ class _Actor:
 class RayGroup:
     """See `WorkerGroup` for the contract."""
 
-    def __init__(self, engine: RayEngine, size: Size, resources: Resources, preload: Sequence[str]):
-        self._engine, self._size, self._preload = engine, size, tuple(preload)
+    def __init__(self, engine: RayEngine, size: Size, resources: Resources, preload: Preload):
+        self._engine, self._size, self._preload = engine, size, preload
         self._bundle = bundle_of(resources)
         self._slots = Slots(self._bundle, engine.placement)
         self._actors: list[_Actor] = []
@@ -155,7 +156,8 @@ class RayGroup:
         if len(self.infos) >= self._size.max:
             return False
         if self._slots.grow(self._size.max + self._engine.spare_workers):
-            self._hire()
+            for actor in self._hire():
+                actor.handle.preload.remote(self._preload.to_train)
         self._greet(0.0)
         return self._size.clamp(len(self._arrived()) - self._engine.spare_workers) > len(self.infos)
 
@@ -231,11 +233,13 @@ class RayGroup:
         needed = self._size.min + (spares if self._size.min == self._size.max else 0)
         self._slots.wait_for(needed, [actor.slot for actor in self._arrived()], self._engine.start_timeout_s)
 
-    def _hire(self) -> None:
-        """An actor for each slot that has none."""
+    def _hire(self) -> list[_Actor]:
+        """An actor for each slot that has none; returns the new ones."""
         self._actors = [actor for actor in self._actors if actor.is_alive]
         taken = {id(actor.slot) for actor in self._actors}
-        self._actors += [self._make(slot) for slot in self._slots if id(slot) not in taken]
+        hired = [self._make(slot) for slot in self._slots if id(slot) not in taken]
+        self._actors += hired
+        return hired
 
     def _await(self) -> int:
         """Wait until enough actors have arrived, and say how many shall have a rank; the rest are the spares.
@@ -288,7 +292,7 @@ class RayGroup:
             scheduling_strategy=strategy,
             max_concurrency=8,
         )
-        handle: Any = recipe.remote(self._preload)
+        handle: Any = recipe.remote(self._preload.to_join)
         return _Actor(handle, slot, handle.hello.remote(), num_tries)
 
     def _seat(self, num_workers: int) -> None:
@@ -309,6 +313,9 @@ class RayGroup:
         chosen.sort(key=lambda actor: actor.rank or 0)
         self._actors = [*chosen, *(actor for actor in self._actors if actor.rank is None)]
         by_rank = {place.world_rank: place for place, _ in seating}
+        for actor in self._actors:
+            if actor.rank is None:  # a spare, or one for later: it has time to get ready for training
+                actor.handle.preload.remote(self._preload.to_train)
         self.infos = [
             WorkerInfo(by_rank[rank], actor.facts["pid"], actor.facts["host"], actor.facts["gpu_ids"])
             for rank, actor in enumerate(chosen)

@@ -151,11 +151,17 @@ class RayWorker:
         self._thread: threading.Thread | None = None
         self._log = _catch_output()
         on_sigterm(self._preempt)
-        for module in preload:
-            with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a call, with a traceback
-                importlib.import_module(module)
-        gc.collect()
-        gc.freeze()  # what is imported stays: collecting after a call need not walk through it
+        self._importing = threading.Lock()
+        self.preload(preload)
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Import while there is time; who takes a place meanwhile waits for the end of it."""
+        with self._importing:
+            for module in modules:
+                with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a call, with a traceback
+                    importlib.import_module(module)
+            gc.collect()
+            gc.freeze()  # what is imported stays: collecting after a call need not walk through it
 
     def hello(self) -> dict[str, Any]:
         return {
@@ -170,7 +176,8 @@ class RayWorker:
         """Take a place in a new group, in the surroundings of the driver as far as they exist here."""
         with contextlib.suppress(OSError):
             os.chdir(cwd)
-        self._wire.place = place
+        with self._importing:
+            self._wire.place = place
         self._wire.begin_epoch(epoch)
         os.environ.update(environ)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(self._node_ip))
