@@ -12,6 +12,7 @@ from paceline.errors import ResourcesError
 from paceline.workers.base import Resources
 
 _LOOK_S = 0.005
+_COME_FREE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,21 @@ class Slots:
             self._slots = here
             return
         check_feasible(count, self._bundle)
+        self._let_come_free(count, min(timeout_s, _COME_FREE_S))
         group = placement_group([self._bundle] * count, strategy=self._strategy)
         self._owned.append(group)
         self._slots = [Slot(group, index) for index in range(count)]
         self.wait_for(count, (), timeout_s)
+
+    def _let_come_free(self, count: int, timeout_s: float) -> None:
+        """What was given back a moment ago is not free at once. Ray looks again only a second after it has refused a
+        request: better to wait before asking."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            free = _free()
+            if all(free.get(name, 0) >= count * amount for name, amount in self._bundle.items()):
+                return
+            time.sleep(_LOOK_S)
 
     def wait_for(self, count: int, occupied: Collection[Slot], timeout_s: float) -> None:
         """Until so many slots are there: granted, or occupied by somebody who lives. Ray itself moves what a lost node

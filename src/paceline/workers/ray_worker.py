@@ -157,11 +157,12 @@ class RayWorker:
     def preload(self, modules: Sequence[str]) -> None:
         """Import while there is time; who takes a place meanwhile waits for the end of it."""
         with self._importing:
+            gc.disable()  # the collector would walk every half-imported module again and again
             for module in modules:
                 with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a call, with a traceback
                     importlib.import_module(module)
-            gc.collect()
             gc.freeze()  # what is imported stays: collecting after a call need not walk through it
+            gc.enable()
 
     def hello(self) -> dict[str, Any]:
         return {
