@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from paceline.workers.output import LogTail, redirect_output
 from paceline.workers.questions import Questions
 from paceline.workers.sigterm import on_sigterm
 
-BATCH_S = 0.02
+BATCH_S = 0.05
 """How long reports may gather before a poll is answered."""
 
 FLUSH_S = 2.0
@@ -51,17 +52,39 @@ class RayWire:
         self.stopping = False
         self.is_unwinding = False
         self.caller: threading.Thread | None = None
-        self._waiting: list[tuple[str, Any]] = []
+        self._waiting: deque[tuple[str, Any]] = deque()
+        self._is_waited_for = False
         self._changed = threading.Condition()
         self._urgent = False
         self._on_its_way = False
         self.questions = Questions()
 
     def report(self, packed: bytes) -> None:
-        self._put("report", packed, urgent=False)
+        """Without a lock: a poll that finds nothing says so before it looks once more, and then it is woken."""
+        if self.is_unwinding:
+            self._refuse()
+            return
+        self._waiting.append(("report", packed))
+        if self._is_waited_for:
+            with self._changed:
+                self._changed.notify_all()
+        if len(self._waiting) >= QUEUE_LIMIT:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._waiting) < QUEUE_LIMIT or self.is_unwinding)
 
     def send(self, kind: str, value: Any) -> None:
-        self._put(kind, value, urgent=True)
+        if self.is_unwinding:
+            self._refuse()
+            return
+        self._waiting.append((kind, value))
+        with self._changed:
+            self._urgent = True
+            self._changed.notify_all()
+
+    def _refuse(self) -> None:
+        """The call ends here. Nobody listens any more to another thread that the function has left behind."""
+        if threading.current_thread() is self.caller:
+            raise Unwind
 
     def ask(self, topic: str, value: Any) -> Any:
         return self.questions.ask(lambda number: self._put_question(number, topic, value))
@@ -72,19 +95,6 @@ class RayWire:
             raise Unwind
         self.send("asked", (number, topic, value))
 
-    def _put(self, kind: str, value: Any, urgent: bool) -> None:
-        if self.is_unwinding:
-            if threading.current_thread() is self.caller:
-                raise Unwind
-            return  # nobody listens any more to a thread that the function left behind
-        with self._changed:
-            while len(self._waiting) >= QUEUE_LIMIT:
-                self._changed.wait()
-            self._waiting.append((kind, value))
-            if urgent or len(self._waiting) == 1:
-                self._urgent = self._urgent or urgent
-                self._changed.notify_all()
-
     def take(self, epoch: int, timeout_s: float) -> list[tuple[str, Any]]:
         """Everything that waits, as soon as there is something, and a moment later if it can wait. A poll of an earlier
         epoch, which nobody waits for any more, takes nothing away."""
@@ -92,7 +102,9 @@ class RayWire:
             if epoch == self.epoch:  # whoever asks again has got the last answer
                 self._on_its_way = False
                 self._changed.notify_all()
+            self._is_waited_for = True
             self._changed.wait_for(lambda: self._waiting or self._is_over(epoch), timeout_s)
+            self._is_waited_for = False
             if self._waiting and not self._urgent:
                 self._changed.wait_for(lambda: self._urgent or self._is_over(epoch), BATCH_S)
             return self._take_all() if epoch == self.epoch else []
@@ -103,7 +115,8 @@ class RayWire:
             return self._take_all()
 
     def _take_all(self) -> list[tuple[str, Any]]:
-        taken, self._waiting, self._urgent = self._waiting, [], False
+        self._urgent = False
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
         self._on_its_way = bool(taken)
         self._changed.notify_all()
         return taken
@@ -134,7 +147,8 @@ class RayWire:
     def begin_epoch(self, epoch: int) -> None:
         with self._changed:
             self.epoch, self.is_unwinding = epoch, False
-            self._waiting, self._urgent, self._on_its_way = [], False, False
+            self._waiting.clear()
+            self._urgent = self._on_its_way = False
             self._changed.notify_all()
 
 
@@ -245,6 +259,8 @@ class RayWorker:
             return file.read().decode(errors="replace")
 
     def _answer(self, payload: bytes) -> None:
+        with contextlib.suppress(OSError):  # Ray gives way to everybody else; training does not, where it may choose
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
         with contextlib.suppress(Unwind):
             self._call(payload)
 
