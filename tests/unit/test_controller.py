@@ -67,7 +67,7 @@ def test_worker_is_killed_and_the_group_is_renewed():
     )
     assert values == [1, 2]
     assert lines == ["start", 1, 2, "restart 1", 1, 2, 3, "finish SUCCEEDED False"]
-    assert (engine.groups[0].num_starts, engine.groups[0].num_aborts) == (2, 2)
+    assert (engine.groups[0].num_starts, engine.groups[0].num_aborts) == (2, 1)
     assert engine.groups[0].healthy()
 
 

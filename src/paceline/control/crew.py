@@ -37,7 +37,7 @@ class Crew:
         self._setup = Setup()
         self.group: WorkerGroup | None = None
         self.on_print: Callable[[int, str], None] = print_with_rank
-        self._fit = False
+        self._fit = self._is_released = False
 
     @property
     def world_size(self) -> int:
@@ -56,9 +56,10 @@ class Crew:
         self._backend.check()
         if self.group is None:
             self.group = self._engine.group(self.size, self._resources, self._backend.preload)
-        else:
+        elif not self._is_released:
             self.release()
         try:
+            self._is_released = False
             self.group.start()
             self._backend.join(self, use_gpu=self._resources.gpus > 0)
             if self._setup.hook is not None:
@@ -81,6 +82,7 @@ class Crew:
         self._fit = False
         if self.group is not None:
             self.group.abort(deliver)
+            self._is_released = True
 
     def break_up(self, grace_s: float = 0.0) -> None:
         """End the workers."""
