@@ -186,6 +186,22 @@ def test_driver_is_terminated_and_the_function_returns_in_time():
     assert (status.state, status.reason) == ("STOPPED", "the driver got SIGTERM")
 
 
+def test_worker_that_dies_while_the_driver_is_being_terminated_is_not_replaced():
+    engine = ScriptedEngine([[[*reports(1), *reports(1, start=2), dies()], [*reports(2)]]])
+    trainer = Trainer(backend=BackendConfig(), engine=engine, num_workers=2, logdir="elastic_control")
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        iterator = trainer.run_iterator(lambda: None)
+        next(iterator)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            iterator.get_final_results(force=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert engine.groups[0].num_starts == 1
+    assert paceline.load_run(trainer.latest_run_dir).status.state == "STOPPED"
+
+
 def test_users_own_sigterm_handler_stays():
     got = []
     before = signal.signal(signal.SIGTERM, lambda *args: got.append(args))
