@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from types import SimpleNamespace
 
 import psutil
@@ -109,7 +110,12 @@ def free_ports(count):
 
 
 def told(command, env):
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    """What the program told. Ray's own processes may not be up yet: it then says so."""
+    for _ in range(30):
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+        if done.returncode == 0 or "try again later" not in done.stderr:
+            break
+        threading.Event().wait(1.0)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return json.loads(re.search(r"^told (.*)$", done.stdout, re.MULTILINE).group(1))
 

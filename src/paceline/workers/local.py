@@ -172,14 +172,16 @@ class LocalGroup:
 
     def abort(self, deliver: Callable[[Event], None]) -> None:
         """What is in the pipes and sockets outlives the workers."""
-        for worker in self._workers:
-            worker.kill()
-        for worker in self._workers:
-            if worker.alive:
-                worker.wait(5.0)
-                for event in worker.events(is_gone=True):
-                    deliver(event)
-        self.close()
+        try:
+            for worker in self._workers:
+                worker.kill()
+            for worker in self._workers:
+                if worker.alive:
+                    worker.wait(5.0)
+                    for event in worker.events(is_gone=True):
+                        deliver(event)
+        finally:
+            self.close()
 
     def healthy(self) -> bool:
         return bool(self._workers) and all(worker.is_idle() for worker in self._workers)
