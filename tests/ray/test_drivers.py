@@ -77,9 +77,11 @@ def cluster():
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     env["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "120"  # a busy machine takes longer than Ray would wait
-    client, dashboard = free_ports(2)
+    client, dashboard, agent = free_ports(3)
     options = ["--head", "--block", "--log-color=false", "--port=0", "--num-cpus=4", "--object-store-memory=150000000"]
+    # Ray's own choice for the agent is the same number for every cluster: the second on a machine gets no agent.
     ports = [f"--ray-client-server-port={client}", f"--dashboard-port={dashboard}"]
+    ports += [f"--dashboard-agent-listen-port={agent}"]
     command = [*RAY, "start", *options, *ports, f"--temp-dir={folder}"]
     head = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
