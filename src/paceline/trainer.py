@@ -1,8 +1,6 @@
 """Trainer: call a training function on many workers."""
 
-import inspect
 import io
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -10,27 +8,32 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from paceline.arguments import (
+    check_duration,
+    check_int,
+    check_timeout,
+    checkpoint_of,
+    config_of,
+    resources_of,
+    size_of,
+    strategy_of,
+    takes_config,
+)
 from paceline.backends import resolve_backend
 from paceline.backends.base import BackendConfig
 from paceline.callbacks import SGDCallback, default_progress
 from paceline.callbacks.dispatch import CallbackList
-from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, read_info
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load
 from paceline.control.controller import Controller
 from paceline.control.crew import Crew, Setup
 from paceline.control.failure import Budget
 from paceline.control.iterator import SGDIterator
 from paceline.control.plan import Plan
-from paceline.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    RunNotResumableError,
-    StackDumpError,
-    TrainerStateError,
-)
+from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
 from paceline.runs import KeptCall, RunFolder, describe_function, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
-from paceline.workers.base import Engine, Resources, Size
+from paceline.workers.base import Engine
 
 DETAILED_METRICS = "SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS"
 
@@ -79,14 +82,14 @@ class Trainer:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.backend = resolve_backend(backend)
         self.num_workers = num_workers
-        size = _size(num_workers, replacement_timeout_s)
-        self.resources = _resources(use_gpu, cpus_per_worker, gpus_per_worker, resources_per_worker)
+        size = size_of(num_workers, replacement_timeout_s)
+        self.resources = resources_of(use_gpu, cpus_per_worker, gpus_per_worker, resources_per_worker)
         self.budget = Budget(
-            max_retries=_check_int("max_retries", max_retries),
-            max_preemptions=_check_int("max_preemptions", max_preemptions),
+            max_retries=check_int("max_retries", max_retries),
+            max_preemptions=check_int("max_preemptions", max_preemptions),
         )
-        self.preemption_grace_s = _check_duration("preemption_grace_s", preemption_grace_s)
-        self.hang_timeout_s = _check_timeout("hang_timeout_s", hang_timeout_s)
+        self.preemption_grace_s = check_duration("preemption_grace_s", preemption_grace_s)
+        self.hang_timeout_s = check_timeout("hang_timeout_s", hang_timeout_s)
         self.engine = resolve_engine(engine, max_workers=size.max)
         self.logdir: Path = resolve_logdir(logdir)
         self._crew = Crew(self.engine, self.backend, size, self.resources)
@@ -152,9 +155,9 @@ class Trainer:
         checkpoint_strategy: CheckpointStrategy | None = None,
     ) -> SGDIterator:
         """The same as `run`, but hands out each step: iterate to get the reports of all ranks as they come."""
-        _takes_config(train_func)
+        takes_config(train_func)
         call = KeptCall(
-            self._arguments, train_func, _config(config), _checkpoint(checkpoint), _strategy(checkpoint_strategy)
+            self._arguments, train_func, config_of(config), checkpoint_of(checkpoint), strategy_of(checkpoint_strategy)
         )
         listeners = _callbacks(callbacks)
         self._end_former_run()
@@ -187,7 +190,7 @@ class Trainer:
         if run.is_alive:
             raise TrainerStateError(f"{run.path} is going on, driven by process {run.status.pid} on {run.status.host}.")
         call = load_call(run.path, train_func, trusted)
-        _takes_config(call.fn)
+        takes_config(call.fn)
         listeners = _callbacks(callbacks)
         trainer = cls(**{**call.arguments, "logdir": run.path.parent})
         try:
@@ -226,9 +229,9 @@ class Trainer:
                 "to_tune_trainable(dataset=...) comes with a later version: for now, open the data in the training "
                 "function."
             )
-        _takes_config(train_func)
+        takes_config(train_func)
         search = import_module("paceline.search")  # by name: it stands above us, and needs Ray
-        made: type[Any] = search.tune_trainable(self, train_func, all_ranks, _strategy(checkpoint_strategy))
+        made: type[Any] = search.tune_trainable(self, train_func, all_ranks, strategy_of(checkpoint_strategy))
         return made
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -346,7 +349,7 @@ class Trainer:
         return Plan(
             fn=call.fn,
             config=call.config,
-            takes_config=_takes_config(call.fn),
+            takes_config=takes_config(call.fn),
             checkpoint=call.checkpoint,
             checkpoint_root=_checkpoint_root(call.strategy, folder),
             strategy=call.strategy,
@@ -393,55 +396,6 @@ def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
     return CallbackList([*listeners, progress])
 
 
-def _takes_config(train_func: Callable[..., Any]) -> bool:
-    """Whether to hand over the config. Only parameters without a default have to be filled, and only one can be."""
-    if not callable(train_func):
-        raise ArgumentTypeError(
-            f"train_func is {train_func!r} of type {type(train_func).__name__}; expected a function."
-        )
-    try:
-        parameters = inspect.signature(train_func).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not tell
-        return True
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
-    unfilled = [
-        p.name
-        for index, p in enumerate(parameters)
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p not in positional[:1]
-    ]
-    if unfilled:
-        name = getattr(train_func, "__name__", repr(train_func))
-        raise ArgumentError(
-            f"{name} has {len(unfilled) + len(positional[:1])} required parameters; a training function takes none, or "
-            f"one: the config. Put {', '.join(unfilled)} into the config, or bind them with functools.partial."
-        )
-    return bool(positional)
-
-
-def _strategy(strategy: CheckpointStrategy | None) -> CheckpointStrategy:
-    if strategy is None:
-        return CheckpointStrategy()
-    if not isinstance(strategy, CheckpointStrategy):
-        raise ArgumentTypeError(f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy.")
-    return strategy
-
-
-def _config(config: dict[str, Any] | None) -> dict[str, Any]:
-    if config is not None and not isinstance(config, Mapping):
-        raise ArgumentTypeError(f"config is {config!r} of type {type(config).__name__}; expected a dict.")
-    return dict(config or {})
-
-
-def _checkpoint(checkpoint: dict[str, Any] | str | os.PathLike[str] | None) -> str | dict[str, Any] | None:
-    if checkpoint is None or isinstance(checkpoint, dict):
-        return checkpoint
-    if not isinstance(checkpoint, str | os.PathLike):
-        raise ArgumentTypeError(
-            f"checkpoint is a {type(checkpoint).__name__}; expected a dict, or the path or URL of a checkpoint."
-        )
-    return read_info(os.fspath(checkpoint)).path
-
-
 def _checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
     if strategy.storage_path is None:
         return str(folder.checkpoints_dir)
@@ -453,64 +407,3 @@ def _checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
 
 def _as_path(path: str) -> Path | str:
     return path if "://" in path else Path(path)
-
-
-def _resources(
-    use_gpu: bool,
-    cpus_per_worker: float | None,
-    gpus_per_worker: float | None,
-    resources_per_worker: Mapping[str, float] | None,
-) -> Resources:
-    """One truth out of four arguments; contradictions are errors."""
-    custom = dict(resources_per_worker or {})
-    cpus = _one_of("CPU", "cpus_per_worker", custom.pop("CPU", None), cpus_per_worker)
-    gpus = _one_of("GPU", "gpus_per_worker", custom.pop("GPU", None), gpus_per_worker)
-    for name, amount in {"CPU": cpus, "GPU": gpus, **custom}.items():
-        if amount is not None and (isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0):
-            raise ArgumentError(f"{name} per worker is {amount!r}; expected a number that is not negative.")
-    if use_gpu and gpus == 0:
-        raise ArgumentError("use_gpu=True contradicts zero GPUs per worker: leave one of them out.")
-    if not use_gpu and gpus and "GPU" in (resources_per_worker or {}):
-        raise ArgumentError(f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False: set use_gpu=True.")
-    return Resources(cpus, float(use_gpu) if gpus is None else gpus, custom)
-
-
-def _one_of(key: str, argument: str, from_dict: float | None, given: float | None) -> float | None:
-    if from_dict is not None and given is not None and from_dict != given:
-        raise ArgumentError(f"resources_per_worker[{key!r}]={from_dict:g} contradicts {argument}={given:g}.")
-    return from_dict if given is None else given
-
-
-def _check_int(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}; expected a whole number.")
-    return value
-
-
-def _size(num_workers: Any, replacement_timeout_s: float) -> Size:
-    replacement_timeout_s = _check_duration("replacement_timeout_s", replacement_timeout_s)
-    if not isinstance(num_workers, tuple | list):
-        if _check_int("num_workers", num_workers) < 0:
-            raise ArgumentError(f"num_workers={num_workers}: expected 1 or more, or 0 to run in this process.")
-        return Size(num_workers, num_workers, replacement_timeout_s)
-    if len(num_workers) != 2:
-        raise ArgumentError(f"num_workers={num_workers!r}: expected a number, or a pair (min, max).")
-    least, most = num_workers
-    _check_int("the minimum of num_workers", least)
-    if most != math.inf:
-        _check_int("the maximum of num_workers", most)
-    if not 1 <= least <= most:
-        raise ArgumentError(f"num_workers={num_workers!r}: expected 1 <= min <= max; max may be math.inf.")
-    return Size(least, most, replacement_timeout_s)
-
-
-def _check_duration(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ArgumentError(f"{name}={value!r}: expected a number of seconds, from 0 on.")
-    return value
-
-
-def _check_timeout(name: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise ArgumentError(f"{name}={value!r}: expected a positive number of seconds, or None.")
-    return value

@@ -16,7 +16,7 @@ FLOORS = [
     {"testing", "__init__"},
     {"search"},
     {"trainer"},
-    {"control", "prepare", "worker_table"},
+    {"arguments", "control", "prepare", "worker_table"},
     {"session"},
     {"backends", "callbacks", "runs"},
     {"checkpoints"},

@@ -1,0 +1,121 @@
+"""What a user passes to a Trainer, checked and brought into one form. Nothing here starts or writes anything."""
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.checkpoints import CheckpointStrategy, read_info
+from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.workers.base import Resources, Size
+
+
+def takes_config(train_func: Callable[..., Any]) -> bool:
+    """Whether to hand over the config. Only parameters without a default have to be filled, and only one can be."""
+    if not callable(train_func):
+        raise ArgumentTypeError(
+            f"train_func is {train_func!r} of type {type(train_func).__name__}; expected a function."
+        )
+    try:
+        parameters = inspect.signature(train_func).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return True
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    unfilled = [
+        p.name
+        for index, p in enumerate(parameters)
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p not in positional[:1]
+    ]
+    if unfilled:
+        name = getattr(train_func, "__name__", repr(train_func))
+        raise ArgumentError(
+            f"{name} has {len(unfilled) + len(positional[:1])} required parameters; a training function takes none, or "
+            f"one: the config. Put {', '.join(unfilled)} into the config, or bind them with functools.partial."
+        )
+    return bool(positional)
+
+
+def config_of(config: dict[str, Any] | None) -> dict[str, Any]:
+    if config is not None and not isinstance(config, Mapping):
+        raise ArgumentTypeError(f"config is {config!r} of type {type(config).__name__}; expected a dict.")
+    return dict(config or {})
+
+
+def checkpoint_of(checkpoint: dict[str, Any] | str | os.PathLike[str] | None) -> str | dict[str, Any] | None:
+    if checkpoint is None or isinstance(checkpoint, dict):
+        return checkpoint
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise ArgumentTypeError(
+            f"checkpoint is a {type(checkpoint).__name__}; expected a dict, or the path or URL of a checkpoint."
+        )
+    return read_info(os.fspath(checkpoint)).path
+
+
+def strategy_of(strategy: CheckpointStrategy | None) -> CheckpointStrategy:
+    if strategy is None:
+        return CheckpointStrategy()
+    if not isinstance(strategy, CheckpointStrategy):
+        raise ArgumentTypeError(f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy.")
+    return strategy
+
+
+def resources_of(
+    use_gpu: bool,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    resources_per_worker: Mapping[str, float] | None,
+) -> Resources:
+    """One truth out of four arguments; contradictions are errors."""
+    custom = dict(resources_per_worker or {})
+    cpus = _one_of("CPU", "cpus_per_worker", custom.pop("CPU", None), cpus_per_worker)
+    gpus = _one_of("GPU", "gpus_per_worker", custom.pop("GPU", None), gpus_per_worker)
+    for name, amount in {"CPU": cpus, "GPU": gpus, **custom}.items():
+        if amount is not None and (isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0):
+            raise ArgumentError(f"{name} per worker is {amount!r}; expected a number that is not negative.")
+    if use_gpu and gpus == 0:
+        raise ArgumentError("use_gpu=True contradicts zero GPUs per worker: leave one of them out.")
+    if not use_gpu and gpus and "GPU" in (resources_per_worker or {}):
+        raise ArgumentError(f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False: set use_gpu=True.")
+    return Resources(cpus, float(use_gpu) if gpus is None else gpus, custom)
+
+
+def _one_of(key: str, argument: str, from_dict: float | None, given: float | None) -> float | None:
+    if from_dict is not None and given is not None and from_dict != given:
+        raise ArgumentError(f"resources_per_worker[{key!r}]={from_dict:g} contradicts {argument}={given:g}.")
+    return from_dict if given is None else given
+
+
+def size_of(num_workers: Any, replacement_timeout_s: float) -> Size:
+    replacement_timeout_s = check_duration("replacement_timeout_s", replacement_timeout_s)
+    if not isinstance(num_workers, tuple | list):
+        if check_int("num_workers", num_workers) < 0:
+            raise ArgumentError(f"num_workers={num_workers}: expected 1 or more, or 0 to run in this process.")
+        return Size(num_workers, num_workers, replacement_timeout_s)
+    if len(num_workers) != 2:
+        raise ArgumentError(f"num_workers={num_workers!r}: expected a number, or a pair (min, max).")
+    least, most = num_workers
+    check_int("the minimum of num_workers", least)
+    if most != math.inf:
+        check_int("the maximum of num_workers", most)
+    if not 1 <= least <= most:
+        raise ArgumentError(f"num_workers={num_workers!r}: expected 1 <= min <= max; max may be math.inf.")
+    return Size(least, most, replacement_timeout_s)
+
+
+def check_int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}; expected a whole number.")
+    return value
+
+
+def check_duration(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ArgumentError(f"{name}={value!r}: expected a number of seconds, from 0 on.")
+    return value
+
+
+def check_timeout(name: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise ArgumentError(f"{name}={value!r}: expected a positive number of seconds, or None.")
+    return value
