@@ -10,7 +10,8 @@ import paceline
 from paceline import BackendConfig, RayEngine, Trainer
 from paceline.errors import ResourcesError
 from paceline.workers.base import Resources
-from paceline.workers.ray import bundle_of, places
+from paceline.workers.ray_roster import places
+from paceline.workers.ray_slots import bundle_of
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

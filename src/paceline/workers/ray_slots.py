@@ -30,7 +30,7 @@ class Slots:
     """
 
     def __init__(self, bundle: Mapping[str, float], strategy: str):
-        self._bundle, self._strategy = dict(bundle), strategy
+        self.bundle, self._strategy = dict(bundle), strategy
         self._slots: list[Slot] = []
         self._owned: list[PlacementGroup] = []
         self._standing: PlacementGroup | None = None
@@ -43,13 +43,13 @@ class Slots:
 
     def reserve(self, count: int, timeout_s: float) -> None:
         """The first slots: of the placement group that this process is in, if that has room, else of a new one."""
-        here = slots_here(count, self._bundle)
+        here = slots_here(count, self.bundle)
         if here is not None:
             self._slots = here
             return
-        check_feasible(count, self._bundle)
+        check_feasible(count, self.bundle)
         self._let_come_free(count, min(timeout_s, _COME_FREE_S))
-        group = placement_group([self._bundle] * count, strategy=self._strategy)
+        group = placement_group([self.bundle] * count, strategy=self._strategy)
         self._owned.append(group)
         self._slots = [Slot(group, index) for index in range(count)]
         self.wait_for(count, (), timeout_s)
@@ -60,7 +60,7 @@ class Slots:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             free = _free()
-            if all(free.get(name, 0) >= count * amount for name, amount in self._bundle.items()):
+            if all(free.get(name, 0) >= count * amount for name, amount in self.bundle.items()):
                 return
             time.sleep(_LOOK_S)
 
@@ -71,7 +71,7 @@ class Slots:
         while self._num_there(occupied) < count:
             if time.monotonic() >= deadline:
                 raise ResourcesError(
-                    f"{count} workers with {in_words(self._bundle)} each could not be placed within {timeout_s:g} s. "
+                    f"{count} workers with {in_words(self.bundle)} each could not be placed within {timeout_s:g} s. "
                     f"The cluster has {in_words(cluster_resources())}; free: {in_words(_free())}. Wait for others to "
                     "finish, ask for less, or raise start_timeout_s."
                 )
@@ -88,7 +88,7 @@ class Slots:
         before, deadline = len(self._slots), time.monotonic() + timeout_s
         while len(self._slots) < limit:
             if self._standing is None:
-                self._standing = placement_group([self._bundle])
+                self._standing = placement_group([self.bundle])
             if _is_granted(self._standing):
                 self._add(self._standing)
                 self._standing, deadline = None, time.monotonic() + timeout_s
@@ -101,7 +101,7 @@ class Slots:
     def ask_for(self, count: int) -> None:
         """Have at least so many, though the cluster may not have granted them yet."""
         while len(self._slots) < count:
-            self._add(placement_group([self._bundle]))
+            self._add(placement_group([self.bundle]))
 
     def give_up(self, slot: Slot) -> None:
         """Its node will be gone soon: what comes next shall stand elsewhere."""
