@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from paceline.runs import Run, list_runs, load_run
     from paceline.session import (
+        get_data_shard,
         in_worker,
         load_checkpoint,
         local_rank,
@@ -82,6 +83,7 @@ _HOMES = {
     ],
     "paceline.runs": ["Run", "list_runs", "load_run"],
     "paceline.session": [
+        "get_data_shard",
         "in_worker",
         "load_checkpoint",
         "local_rank",
@@ -124,6 +126,7 @@ __all__ = [
     "accelerate",
     "backward",
     "enable_reproducibility",
+    "get_data_shard",
     "get_device",
     "in_worker",
     "list_runs",

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
 from paceline.checkpoints.landmark import Landmark, open_in_worker
 from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, WritingSaver
 from paceline.checkpoints.store import load_through
-from paceline.errors import ArgumentTypeError
+from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.workers import parcel
 from paceline.workers.base import Place, Wire
 from paceline.workers.reports import pack
@@ -50,6 +50,8 @@ class Task:
     """By which a worker knows whether it sees the driver's folders."""
     in_step: bool = False
     """Whether `report` waits until somebody wants the next step."""
+    shards: Sequence[Any] | None = None
+    """Of the run's dataset, by rank."""
 
 
 class Session:
@@ -86,6 +88,23 @@ class Session:
 
     def load_checkpoint(self) -> Checkpoint | None:
         return self._saver.load()
+
+    def data_shard(self, name: str | None) -> Any:
+        if self._task.shards is None:
+            raise TrainerStateError(
+                "get_data_shard(): this run was given no dataset. Pass one: trainer.run(train_func, dataset=...)."
+            )
+        shard = self._task.shards[self.place.world_rank]
+        if not isinstance(shard, dict):
+            if name is not None:
+                raise ArgumentError(f"get_data_shard({name!r}): the run has one dataset, without a name.")
+            return shard
+        if name not in shard:
+            raise ArgumentError(
+                f"get_data_shard({'' if name is None else repr(name)}): the run has several datasets; say which of "
+                f"{', '.join(map(repr, shard))}."
+            )
+        return shard[name]
 
     def should_stop(self) -> bool:
         return self._wire.stopping
@@ -193,6 +212,17 @@ def load_checkpoint() -> Checkpoint | None:
         _notice("load_checkpoint")
         return None
     return _current.load_checkpoint()
+
+
+def get_data_shard(name: str | None = None) -> Any:
+    """This rank's part of the dataset that was given to `run`; with a name, of that one among several.
+
+    Of a Ray dataset it is a `ray.data.DataIterator`: loop over `shard.iter_torch_batches(batch_size=64)`, once for each
+    epoch. The ranks get equally many rows, and begin each epoch together.
+    """
+    if _current is None:
+        raise TrainerStateError("get_data_shard() is for training functions: outside of a run there is no dataset.")
+    return _current.data_shard(name)
 
 
 def should_stop() -> bool:

@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from paceline.control.crew import Crew, Setup
 from paceline.control.failure import Budget
 from paceline.control.iterator import SGDIterator
 from paceline.control.plan import Plan
+from paceline.data import Source, resolve_dataset
 from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
 from paceline.runs import KeptCall, RunFolder, describe_function, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
@@ -54,7 +56,7 @@ class Trainer:
             or the environment variable PACELINE_RESULTS). Default: a new folder named after the present time.
         max_retries: how often a run may be restarted after workers have died; negative means always.
         engine: where the workers live: "local" (this machine), "ray", or an engine object. By default Ray, if this
-            process is connected to it or RAY_ADDRESS is set, else this machine.
+            process is connected to it, RAY_ADDRESS is set or the dataset is Ray's, else this machine.
         hang_timeout_s: treat a rank that sends nothing for so long as failed, and keep its stacks. Default: wait.
         replacement_timeout_s: how long an elastic group waits for a lost worker to be replaced before it shrinks.
         max_preemptions: how often a run may be restarted because workers were taken away on purpose (SIGTERM, a node
@@ -126,6 +128,7 @@ class Trainer:
         train_func: Callable[..., Any],
         config: dict[str, Any] | None = None,
         callbacks: Sequence[SGDCallback] | None = None,
+        dataset: Any = None,
         checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
     ) -> list[Any]:
@@ -135,12 +138,13 @@ class Trainer:
             train_func: takes nothing, or the config.
             config: given to the function; each worker has a copy.
             callbacks: told about the run in this process; see `SGDCallback`.
+            dataset: a Ray dataset, or several by name: each rank gets its part from `get_data_shard()`.
             checkpoint: what `load_checkpoint()` returns at the start: a dict, or the path or URL of a checkpoint.
             checkpoint_strategy: which checkpoints are kept, and where.
 
         An exception of the function is raised here with its own type and a note with the rank and its traceback.
         """
-        iterator = self.run_iterator(train_func, config, callbacks, checkpoint, checkpoint_strategy)
+        iterator = self.run_iterator(train_func, config, callbacks, dataset, checkpoint, checkpoint_strategy)
         with iterator:
             values = iterator.get_final_results(force=True)
         assert values is not None
@@ -151,16 +155,23 @@ class Trainer:
         train_func: Callable[..., Any],
         config: dict[str, Any] | None = None,
         callbacks: Sequence[SGDCallback] | None = None,
+        dataset: Any = None,
         checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
     ) -> SGDIterator:
         """The same as `run`, but hands out each step: iterate to get the reports of all ranks as they come."""
         takes_config(train_func)
         call = KeptCall(
-            self._arguments, train_func, config_of(config), checkpoint_of(checkpoint), strategy_of(checkpoint_strategy)
+            arguments=self._arguments,
+            fn=train_func,
+            config=config_of(config),
+            checkpoint=checkpoint_of(checkpoint),
+            strategy=strategy_of(checkpoint_strategy),
+            source=resolve_dataset(dataset),
         )
         listeners = _callbacks(callbacks)
         self._end_former_run()
+        self._suit(call.source)
         folder = RunFolder.create(self.logdir)
         plan = self._plan(call, folder)
         self._write_down(call, plan, folder)
@@ -173,6 +184,7 @@ class Trainer:
         train_func: Callable[..., Any] | None = None,
         callbacks: Sequence[SGDCallback] | None = None,
         *,
+        dataset: Any = None,
         trusted: bool = False,
     ) -> list[Any]:
         """Go on with a run whose driver died, or that failed or was stopped: with the same function, config and Trainer
@@ -182,6 +194,7 @@ class Trainer:
             run_dir: the run folder, or the logdir of a Trainer, for its newest run.
             train_func: a mended function to go on with.
             callbacks: they are not part of the folder: give them again.
+            dataset: the one of the run, if it was made of data that was only in memory: that is not in the folder.
             trusted: open a folder that this user's account has not written, which may run any code that is in it.
         """
         run = load_run(run_dir)
@@ -191,9 +204,17 @@ class Trainer:
             raise TrainerStateError(f"{run.path} is going on, driven by process {run.status.pid} on {run.status.host}.")
         call = load_call(run.path, train_func, trusted)
         takes_config(call.fn)
+        if dataset is not None:
+            call = replace(call, source=resolve_dataset(dataset))
+        elif call.source is None and run.request.get("dataset") is not None:
+            raise RunNotResumableError(
+                f"The dataset of {run.path} was made of data in memory, which is gone: make it again, and say "
+                "Trainer.resume(run_dir, dataset=...)."
+            )
         listeners = _callbacks(callbacks)
         trainer = cls(**{**call.arguments, "logdir": run.path.parent})
         try:
+            trainer._suit(call.source)
             folder = RunFolder.reopen(run.path)
             with trainer._drive(trainer._plan(call, folder), folder, listeners) as iterator:
                 return iterator.get_final_results(force=True) or []
@@ -215,7 +236,7 @@ class Trainer:
 
         Args:
             train_func: takes nothing, or the config of the trial.
-            dataset: for a later version; None until then.
+            dataset: a Ray dataset, or several by name: every trial has all of it, cut into shards for its workers.
             all_ranks: also give Tune what every rank reports, as `rank_0`, `rank_1` …
             checkpoint_strategy: which checkpoints the run folders keep; Tune's CheckpointConfig says which it keeps.
         """
@@ -224,14 +245,11 @@ class Trainer:
                 "The workers of this Trainer are started, and hold resources that the trials will need: call "
                 "shutdown() before to_tune_trainable(). Each trial starts workers of its own."
             )
-        if dataset is not None:
-            raise ArgumentError(
-                "to_tune_trainable(dataset=...) comes with a later version: for now, open the data in the training "
-                "function."
-            )
         takes_config(train_func)
+        source = resolve_dataset(dataset)
+        self._suit(source)
         search = import_module("paceline.search")  # by name: it stands above us, and needs Ray
-        made: type[Any] = search.tune_trainable(self, train_func, all_ranks, strategy_of(checkpoint_strategy))
+        made: type[Any] = search.tune_trainable(self, train_func, source, all_ranks, strategy_of(checkpoint_strategy))
         return made
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -345,6 +363,18 @@ class Trainer:
             )
         iterator.close()
 
+    def _suit(self, source: Source | None) -> None:
+        """Have workers that can read the data; by default that decides where they live."""
+        if source is None or self.engine.name in (source.engine, "inline"):
+            return
+        if self._arguments["engine"] is not None or self._crew.group is not None:
+            raise ArgumentError(
+                f"The dataset can be read on engine={source.engine!r} only; the workers of this Trainer live on "
+                f"{self.engine.name!r}. Make it with Trainer(engine={source.engine!r})."
+            )
+        self.engine = resolve_engine(source.engine, max_workers=self._crew.size.max)
+        self._crew = Crew(self.engine, self.backend, self._crew.size, self.resources)
+
     def _plan(self, call: KeptCall, folder: RunFolder) -> Plan:
         return Plan(
             fn=call.fn,
@@ -353,6 +383,7 @@ class Trainer:
             checkpoint=call.checkpoint,
             checkpoint_root=_checkpoint_root(call.strategy, folder),
             strategy=call.strategy,
+            source=call.source,
             budget=self.budget,
             grace_s=self.preemption_grace_s,
             hang_timeout_s=self.hang_timeout_s,
@@ -385,6 +416,7 @@ class Trainer:
             "checkpoint": plan.checkpoint if isinstance(plan.checkpoint, str) else None,
             "checkpoint_root": plan.checkpoint_root,
             "checkpoint_strategy": plan.strategy,
+            "dataset": plan.source.describe() if plan.source else None,
         }
 
 

@@ -18,7 +18,7 @@ FLOORS = [
     {"trainer"},
     {"arguments", "control", "prepare", "worker_table"},
     {"session"},
-    {"backends", "callbacks", "runs"},
+    {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"workers"},
     {"errors", "json_text"},
@@ -36,7 +36,7 @@ HOMES = {
     "wandb": {"callbacks/wandb_logger"},
     "IPython": {"callbacks/progress"},
     "rich": {"callbacks/", "trainer", "worker_table"},
-    "ray": {"workers/ray", "search/tune"},
+    "ray": {"workers/ray", "data/ray", "search/tune"},
     "tensorflow": set(),
 }
 

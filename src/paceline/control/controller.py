@@ -201,6 +201,7 @@ class Controller:
             detailed_metrics=self.plan.detailed_metrics,
             landmarks=self._relay.begin(),
             in_step=self.plan.in_step,
+            shards=self.plan.source.cut(group.infos) if self.plan.source else None,
         )
         ranks = range(len(group.infos))
         call = Call(
@@ -386,7 +387,12 @@ class Controller:
             while self.saved.num_in_progress > 0 and not rank_0_is_gone and self._clock() < deadline:
                 attempt.group.poll(POLL_S, self._take_rest)
         self.saved.num_in_progress = 0
+        self._close_source()  # first: who waits for data will not wait for ever
         self._crew.release(self._take_rest)
+
+    def _close_source(self) -> None:
+        if self.plan.source is not None:
+            self.plan.source.close()
 
     def _take_rest(self, event: Event) -> None:
         """From an attempt that is over: what it did still counts, how it ends does not. In particular, a step must not
@@ -411,6 +417,7 @@ class Controller:
             error.add_note(f"After this, the last results could not be handled: {type(second).__name__}: {second}")
         finally:
             self._attempt = None
+            self._close_source()
             self._relay.close()
             self._restore_sigterm()
             self._tell_the_end(state, reason, error)

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.checkpoints import CheckpointStrategy
 from paceline.control.failure import Budget
+from paceline.data import Source
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Plan:
     checkpoint: str | dict[str, Any] | None
     checkpoint_root: str
     strategy: CheckpointStrategy
+    source: Source | None = None
     first_checkpoint_id: int = 1
     """Checkpoints in the folder with a lower id are none of this run's."""
     budget: Budget = field(default_factory=Budget)

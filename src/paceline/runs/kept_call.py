@@ -32,6 +32,8 @@ class KeptCall:
     config: dict[str, Any]
     checkpoint: str | dict[str, Any] | None
     strategy: Any
+    source: Any = None
+    """Where its shards come from, if it has a dataset."""
 
 
 def keep_call(run_dir: Path, call: KeptCall) -> None:
@@ -39,7 +41,9 @@ def keep_call(run_dir: Path, call: KeptCall) -> None:
     try:
         # Each is opened by itself: first the paths, by which the modules of the others are found, and the function only
         # when no other one is given.
-        parts = [os.path.abspath(entry) for entry in sys.path], replace(call, fn=_forgotten), call.fn
+        source = call.source.portable() if call.source is not None else None
+        rest = replace(call, fn=_forgotten, source=source)
+        parts = [os.path.abspath(entry) for entry in sys.path], rest, call.fn
         payload = parcel.dumps([parcel.dumps(part) for part in parts])
     except Exception:
         return

@@ -5,12 +5,17 @@ from importlib.util import find_spec
 from typing import Any
 
 from paceline.checkpoints import CheckpointStrategy
+from paceline.data import Source
 from paceline.errors import ArgumentError, MissingDependencyError
 from paceline.trainer import Trainer
 
 
 def tune_trainable(
-    trainer: Trainer, train_func: Callable[..., Any], all_ranks: bool, strategy: CheckpointStrategy
+    trainer: Trainer,
+    train_func: Callable[..., Any],
+    source: Source | None,
+    all_ranks: bool,
+    strategy: CheckpointStrategy,
 ) -> type[Any]:
     """What `Trainer.to_tune_trainable` returns."""
     if trainer.num_workers == 0 or trainer.engine.name == "inline":
@@ -31,4 +36,4 @@ def tune_trainable(
         if (error.name or "").startswith("paceline"):
             raise
         raise MissingDependencyError("ray[tune]", "ray", "to_tune_trainable()") from error
-    return make_trainable(trainer, train_func, all_ranks, strategy)
+    return make_trainable(trainer, train_func, source, all_ranks, strategy)

@@ -23,6 +23,7 @@ from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo, CheckpointStore, CheckpointStrategy, copy, read_info
 from paceline.control.controller import Controller
 from paceline.control.iterator import SGDIterator
+from paceline.data import Source
 from paceline.runs import KeptCall, Run, RunFolder
 from paceline.search.handover import Watch, claim
 from paceline.trainer import Trainer
@@ -39,16 +40,21 @@ class Recipe:
     """What every trial has in common: how to make its Trainer, and where it would have run without Tune."""
 
     arguments: Mapping[str, Any]
+    source: Source | None
     strategy: CheckpointStrategy
     all_ranks: bool
     cwd: str
 
 
 def make_trainable(
-    trainer: Trainer, train_func: Callable[..., Any], all_ranks: bool, strategy: CheckpointStrategy
+    trainer: Trainer,
+    train_func: Callable[..., Any],
+    source: Source | None,
+    all_ranks: bool,
+    strategy: CheckpointStrategy,
 ) -> type["Trial"]:
     arguments, resources = trial_of(trainer)
-    recipe = Recipe(arguments, strategy, all_ranks, os.getcwd())
+    recipe = Recipe(arguments, source, strategy, all_ranks, os.getcwd())
     name = getattr(train_func, "__name__", "train_func").strip("<>")
     packed = Call(train_func, (recipe,), label=f"train_func {name!r}, or an argument of its Trainer,").packed
     return type(name, (Trial,), {"packed": packed, "sys_path": list(sys.path), "resources": resources})
@@ -135,7 +141,14 @@ class Trial(tune.Trainable):
             "trial_id": info.trial_id if info else None,
             "trial_dir": self._storage.trial_fs_path if self._storage else self.logdir,
         }
-        call = KeptCall(dict(self._recipe.arguments), self._fn, dict(self.config), None, self._recipe.strategy)
+        call = KeptCall(
+            arguments=dict(self._recipe.arguments),
+            fn=self._fn,
+            config=dict(self.config),
+            checkpoint=None,
+            strategy=self._recipe.strategy,
+            source=self._recipe.source,
+        )
         origin = Origin(restored, self.iteration) if restored else None
         return Life(self._trainer, call, parent, origin, self._let_go, self._recipe.all_ranks)
 

@@ -47,6 +47,8 @@ class WorkerInfo:
     pid: int
     host: str
     gpu_ids: tuple[str, ...] = ()
+    node_id: str = ""
+    """The name that the engine's cluster has for the machine, if there is one."""
 
     @property
     def rank(self) -> int:

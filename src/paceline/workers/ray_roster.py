@@ -193,7 +193,9 @@ class Roster:
             if actor.rank is None:  # a spare, or one for later: it has time to get ready for training
                 actor.handle.preload.remote(self._preload.to_train)
         self.infos = [
-            WorkerInfo(by_rank[rank], actor.facts["pid"], actor.facts["host"], actor.facts["gpu_ids"])
+            WorkerInfo(
+                by_rank[rank], actor.facts["pid"], actor.facts["host"], actor.facts["gpu_ids"], actor.facts["node_id"]
+            )
             for rank, actor in enumerate(chosen)
         ]
 

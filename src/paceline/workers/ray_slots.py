@@ -59,7 +59,7 @@ class Slots:
         request: better to wait before asking."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            free = _free()
+            free = free_resources()
             if all(free.get(name, 0) >= count * amount for name, amount in self.bundle.items()):
                 return
             time.sleep(_LOOK_S)
@@ -72,8 +72,8 @@ class Slots:
             if time.monotonic() >= deadline:
                 raise ResourcesError(
                     f"{count} workers with {in_words(self.bundle)} each could not be placed within {timeout_s:g} s. "
-                    f"The cluster has {in_words(cluster_resources())}; free: {in_words(_free())}. Wait for others to "
-                    "finish, ask for less, or raise start_timeout_s."
+                    f"The cluster has {in_words(cluster_resources())}; free: {in_words(free_resources())}. Wait for "
+                    "others to finish, ask for less, or raise start_timeout_s."
                 )
             time.sleep(_LOOK_S)
 
@@ -186,7 +186,7 @@ def in_words(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(known.items()) if amount) or "nothing"
 
 
-def _free() -> dict[str, float]:
+def free_resources() -> dict[str, float]:
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return free
 

@@ -1,0 +1,73 @@
+"""Ray Data: one stream over the cluster, split among the ranks while it is read."""
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.data import Dataset
+from ray.data.dataset import MaterializedDataset
+
+from paceline.workers.base import WorkerInfo
+from paceline.workers.ray_slots import free_resources
+
+logger = logging.getLogger(__name__)
+
+
+class RaySource:
+    """One dataset under the name None, or several by name. One that was kept for later is the bytes of its lineage."""
+
+    engine = "ray"
+
+    def __init__(self, datasets: Mapping[str | None, Dataset | bytes]):
+        self._datasets = dict(datasets)
+        self._coordinators: list[Any] = []
+
+    def cut(self, workers: Sequence[WorkerInfo]) -> Sequence[Any]:
+        """Every rank gets equally many rows, since ranks that train together step together; the few rows that are left
+        over are not used. Data is read on the rank's own node where possible."""
+        self.close()
+        self._warn_when_nobody_can_read()
+        nodes = [worker.node_id for worker in workers]
+        hints = nodes if all(nodes) else None
+        splits = {}
+        for name, dataset in self._opened().items():
+            splits[name] = dataset.streaming_split(len(workers), equal=True, locality_hints=hints)
+            self._coordinators.append(getattr(splits[name][0], "_coord_actor", None))
+        if None in splits:
+            return splits[None]
+        return [{name: split[rank] for name, split in splits.items()} for rank in range(len(workers))]
+
+    def close(self) -> None:
+        coordinators, self._coordinators = self._coordinators, []
+        for coordinator in filter(None, coordinators):
+            with contextlib.suppress(Exception):
+                ray.kill(coordinator)
+
+    def portable(self) -> "RaySource | None":
+        """How the data is made, without the data. Not of data that only Ray's memory holds."""
+        opened = self._opened()
+        if not all(dataset.has_serializable_lineage() for dataset in opened.values()):
+            return None
+        return RaySource({name: dataset.serialize_lineage() for name, dataset in opened.items()})
+
+    def describe(self) -> Any:
+        texts = {name: repr(dataset) for name, dataset in self._opened().items()}
+        return texts.get(None, texts)
+
+    def _opened(self) -> dict[str | None, Dataset]:
+        for name, dataset in self._datasets.items():
+            if isinstance(dataset, bytes):
+                self._datasets[name] = Dataset.deserialize_lineage(dataset)
+        return self._datasets  # type: ignore[return-value]
+
+    def _warn_when_nobody_can_read(self) -> None:
+        free = free_resources().get("CPU", 0)
+        is_to_be_read = not all(isinstance(dataset, MaterializedDataset) for dataset in self._opened().values())
+        if is_to_be_read and free < 1:
+            logger.warning(
+                "The workers hold all but %g of the cluster's CPUs, and reading the dataset takes at least "
+                "one: it will wait for that. Ask for fewer workers, or for less with cpus_per_worker.",
+                free,
+            )

@@ -1,0 +1,238 @@
+"""Ray datasets: every rank has its part, whatever happens to the ranks."""
+
+import logging
+import os
+import signal
+
+import pytest
+import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
+
+import paceline
+from paceline import BackendConfig, Trainer, load_run
+from paceline.data import resolve_dataset
+from paceline.errors import ArgumentError, ArgumentTypeError, RunNotResumableError, TrainerStateError
+from paceline.workers.base import Place, WorkerInfo
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def ray_data(ray_cluster):
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray.data
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    trainer = trainer_for(tmp_path)
+    yield trainer
+    trainer.shutdown()
+
+
+def trainer_for(tmp_path, **arguments):
+    return Trainer(**{"backend": BackendConfig(), "num_workers": 2, "logdir": tmp_path / "runs", **arguments})
+
+
+def ids_of(shard, **options):
+    return sorted(int(one) for batch in shard.iter_batches(**options) for one in batch["id"])
+
+
+def read_twice(config):
+    shard = paceline.get_data_shard()
+    return [ids_of(shard, batch_size=config["batch_size"]) for _ in range(2)]
+
+
+def test_ranks_share_the_rows_evenly_in_every_epoch(trainer, ray_data):
+    shards = trainer.run(read_twice, {"batch_size": 16}, dataset=ray_data.range(100))
+    for epoch in range(2):
+        first, second = (shard[epoch] for shard in shards)
+        assert len(first) == len(second) == 50
+        assert sorted(first + second) == list(range(100))
+
+
+def test_next_run_has_its_own_dataset_or_none(trainer, ray_data):
+    """The workers stay; what they were given before does not."""
+    trainer.run(read_twice, {"batch_size": 16}, dataset=ray_data.range(100))
+    shards = trainer.run(read_twice, {"batch_size": 16}, dataset=ray_data.range(10))
+    assert sorted(shards[0][0] + shards[1][0]) == list(range(10))
+    with pytest.raises(TrainerStateError, match="this run was given no dataset"):
+        trainer.run(read_twice, {"batch_size": 16})
+
+
+def test_torch_batches(tmp_path, ray_data):
+    """The two ways to get tensors out of a shard."""
+
+    def train():
+        shard = paceline.get_data_shard()
+        total = sum(batch["id"].sum().item() for batch in shard.iter_torch_batches(batch_size=10))
+        pairs = shard.to_torch(label_column="id", batch_size=10)
+        return total, sum(label.sum().item() for _, label in pairs)
+
+    dataset = ray_data.range(40).map_batches(lambda batch: {"id": batch["id"], "twice": batch["id"] * 2.0})
+    with trainer_for(tmp_path, backend="torch", engine="ray") as trainer:
+        values = trainer.run(train, dataset=dataset)
+    assert sum(total for total, _ in values) == sum(range(40))
+    assert sum(labels for _, labels in values) == sum(range(40))
+
+
+def test_several_datasets_by_name(trainer, ray_data):
+    def train():
+        return [ids_of(paceline.get_data_shard(name)) for name in ("train", "valid")]
+
+    datasets = {"train": ray_data.range(8), "valid": ray_data.range(4)}
+    shards = trainer.run(train, dataset=datasets)
+    assert sorted(shards[0][0] + shards[1][0]) == list(range(8))
+    assert sorted(shards[0][1] + shards[1][1]) == list(range(4))
+    with pytest.raises(ArgumentError, match="say which of 'train', 'valid'"):
+        trainer.run(lambda: paceline.get_data_shard(), dataset=datasets)
+    with pytest.raises(ArgumentError, match=r"get_data_shard\('tset'\).*say which of 'train', 'valid'"):
+        trainer.run(lambda: paceline.get_data_shard("tset"), dataset=datasets)
+
+
+def test_name_where_there_is_none(trainer, ray_data):
+    with pytest.raises(ArgumentError, match="one dataset, without a name"):
+        trainer.run(lambda: paceline.get_data_shard("train"), dataset=ray_data.range(4))
+
+
+def test_outside_of_a_run():
+    with pytest.raises(TrainerStateError, match="for training functions"):
+        paceline.get_data_shard()
+
+
+@pytest.mark.parametrize("dataset", [[1, 2], {"train": "a.csv"}], ids=["list", "dict"])
+def test_not_a_dataset(trainer, dataset):
+    with pytest.raises(ArgumentTypeError, match=r"expected a ray.data.Dataset"):
+        trainer.run(lambda: None, dataset=dataset)
+    assert trainer.latest_run_dir is None, "nothing has begun"
+
+
+def test_rank_is_killed_while_all_wait_for_data(trainer, ray_data):
+    """The survivor may be waiting for rows that it would share with the dead one. The data is cut again."""
+
+    def train():
+        resumed = paceline.load_checkpoint()
+        shard = paceline.get_data_shard()
+        seen = []
+        for batch in shard.iter_batches(batch_size=5, prefetch_batches=0):
+            seen.extend(map(int, batch["id"]))
+            paceline.report(num_seen=len(seen))
+            if resumed is None:
+                paceline.save_checkpoint(pid=os.getpid())
+                if paceline.world_rank() == 1 and len(seen) >= 10:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return {"seen": seen, "is_same_process": resumed is not None and resumed["pid"] == os.getpid()}
+
+    def slowly(batch):
+        import time
+
+        time.sleep(0.05)
+        return batch
+
+    dataset = ray_data.range(100, override_num_blocks=20).map_batches(slowly, batch_size=5)
+    values = trainer.run(train, dataset=dataset)
+    assert sorted(values[0]["seen"] + values[1]["seen"]) == list(range(100))
+    assert values[0]["is_same_process"], "the survivor was not stuck in its shard"
+
+
+def test_data_is_cut_for_as_many_as_there_are(ray_data):
+    """As an elastic group gets it, which has another size after each change."""
+    source = resolve_dataset(ray_data.range(12))
+    for size in (1, 3):
+        workers = [WorkerInfo(Place(rank, rank, 0, size, size), 0, "here") for rank in range(size)]
+        shards = source.cut(workers)
+        assert len(shards) == size
+    source.close()
+    with pytest.raises(Exception, match="actor"):
+        ids_of(shards[0])
+
+
+# --- where the workers live ------------------------------------------------------------------------------------------
+
+
+def test_ray_dataset_brings_its_workers_to_ray(tmp_path, ray_data):
+    trainer = trainer_for(tmp_path)
+    assert trainer.engine.name == "local"
+    try:
+        trainer.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
+        assert trainer.engine.name == "ray"
+        assert load_run(trainer.latest_run_dir).request["engine"] == "ray"
+    finally:
+        trainer.shutdown()
+
+
+def test_function_in_this_process(tmp_path, ray_data):
+    with trainer_for(tmp_path, num_workers=0) as trainer:
+        assert trainer.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4)) == [[[0, 1, 2, 3]] * 2]
+
+
+def test_engine_that_cannot_read_it(tmp_path, ray_data):
+    trainer = trainer_for(tmp_path, engine="local")
+    with pytest.raises(ArgumentError, match=r"on engine='ray' only; the workers of this Trainer live on 'local'"):
+        trainer.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
+    with trainer_for(tmp_path, num_workers=1) as started, pytest.raises(ArgumentError, match="engine='ray' only"):
+        started.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
+
+
+def test_no_cpu_left_to_read_with(tmp_path, ray_data, caplog):
+    """It may still come free: the run says what it waits for."""
+    in_memory = ray_data.range(8).materialize()
+    with trainer_for(tmp_path, cpus_per_worker=4, engine="ray") as trainer, caplog.at_level(logging.WARNING):
+        trainer.run(read_twice, {"batch_size": 4}, dataset=in_memory)
+        assert not caplog.text, "it needs nobody to read it"
+        source = resolve_dataset(ray_data.range(8))
+        source.cut([WorkerInfo(Place(), 0, "here")])
+        source.close()
+        assert "reading the dataset takes at least one" in caplog.text
+
+
+# --- tuning and resuming ---------------------------------------------------------------------------------------------
+
+
+def test_every_trial_has_all_of_the_data(tmp_path, ray_data):
+    from ray import tune
+
+    def train(config):
+        for batch in paceline.get_data_shard().iter_batches(batch_size=config["batch_size"]):
+            paceline.report(total=int(batch["id"].sum()))
+
+    trainable = trainer_for(tmp_path).to_tune_trainable(train, dataset=ray_data.range(20), all_ranks=True)
+    tuner = tune.Tuner(
+        trainable,
+        param_space={"batch_size": tune.grid_search([5, 10])},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
+    )
+    results = tuner.fit()
+    assert not results.errors
+    for run in paceline.list_runs(tmp_path / "runs"):
+        assert run.metrics["total"].sum() == sum(range(20))
+        assert len(run.metrics) == 2 * 10 // run.config["batch_size"], "a report for each batch of each rank"
+
+
+def fail_at_first(config):
+    rows = ids_of(paceline.get_data_shard())
+    if paceline.load_checkpoint() is None:
+        paceline.report(num_rows=len(rows))
+        paceline.save_checkpoint(num_rows=len(rows))
+        raise ValueError("once")
+    return rows
+
+
+def test_resumed_run_reads_its_files_again(tmp_path, trainer, ray_data):
+    ray_data.range(10).write_json(str(tmp_path / "rows"))
+    with pytest.raises(ValueError, match="once"):
+        trainer.run(fail_at_first, {}, dataset=ray_data.read_json(str(tmp_path / "rows")))
+    rows = Trainer.resume(trainer.latest_run_dir)
+    assert sorted(rows[0] + rows[1]) == list(range(10))
+
+
+def test_resumed_run_whose_data_was_in_memory(trainer, ray_data):
+    items = [{"id": number} for number in range(6)]
+    with pytest.raises(ValueError, match="once"):
+        trainer.run(fail_at_first, {}, dataset=ray_data.from_items(items))
+    with pytest.raises(RunNotResumableError, match=r"Trainer.resume\(run_dir, dataset=...\)"):
+        Trainer.resume(trainer.latest_run_dir)
+    rows = Trainer.resume(trainer.latest_run_dir, dataset=ray_data.from_items(items))
+    assert sorted(rows[0] + rows[1]) == list(range(6))
