@@ -24,11 +24,11 @@ def ray_data(ray_cluster):
     return ray.data
 
 
-@pytest.fixture
-def trainer(tmp_path):
-    trainer = trainer_for(tmp_path)
-    yield trainer
-    trainer.shutdown()
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    """Its workers have imported what reads the data."""
+    with trainer_for(tmp_path_factory.mktemp("shared"), engine="ray") as trainer:
+        yield trainer
 
 
 def trainer_for(tmp_path, **arguments):
@@ -103,9 +103,10 @@ def test_outside_of_a_run():
 
 @pytest.mark.parametrize("dataset", [[1, 2], {"train": "a.csv"}], ids=["list", "dict"])
 def test_not_a_dataset(trainer, dataset):
+    former = trainer.latest_run_dir
     with pytest.raises(ArgumentTypeError, match=r"expected a ray.data.Dataset"):
         trainer.run(lambda: None, dataset=dataset)
-    assert trainer.latest_run_dir is None, "nothing has begun"
+    assert trainer.latest_run_dir == former, "nothing has begun"
 
 
 def test_rank_is_killed_while_all_wait_for_data(trainer, ray_data):
@@ -175,12 +176,15 @@ def test_engine_that_cannot_read_it(tmp_path, ray_data):
         started.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
 
 
-def test_no_cpu_left_to_read_with(tmp_path, ray_data, caplog):
+def test_no_cpu_left_to_read_with(tmp_path, trainer, ray_data, caplog):
     """It may still come free: the run says what it waits for."""
     in_memory = ray_data.range(8).materialize()
-    with trainer_for(tmp_path, cpus_per_worker=4, engine="ray") as trainer, caplog.at_level(logging.WARNING):
-        trainer.run(read_twice, {"batch_size": 4}, dataset=in_memory)
-        assert not caplog.text, "it needs nobody to read it"
+    with (
+        trainer_for(tmp_path, num_workers=1, cpus_per_worker=6, engine="ray") as all_the_rest,
+        caplog.at_level(logging.WARNING),
+    ):
+        all_the_rest.run(read_twice, {"batch_size": 4}, dataset=in_memory)
+        assert "reading the dataset" not in caplog.text, "it needs nobody to read it"
         source = resolve_dataset(ray_data.range(8))
         source.cut([WorkerInfo(Place(), 0, "here")])
         source.close()

@@ -6,6 +6,7 @@ imports are the expensive part: the call they are in is unwound, and only the de
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class RayGroup:
         slots = Slots(bundle_of(resources), engine.placement)
         self._roster = Roster(slots, size, preload, engine.spare_workers, engine.start_timeout_s)
         self._logs: dict[int, Path] = {}
-        self._waiting: list[Event] = []
+        self._waiting: deque[Event] = deque()
         self._is_whole = False
         self._next_look = 0.0
 
@@ -108,7 +109,7 @@ class RayGroup:
         self._look_for_drains()
         self._collect(0.0 if self._waiting else timeout_s)
         while self._waiting:
-            deliver(self._waiting.pop(0))
+            deliver(self._waiting.popleft())
 
     def answer(self, question: Asked, value: Any) -> None:
         for actor in self._roster.seated():
@@ -151,7 +152,7 @@ class RayGroup:
             if not has_ended:
                 actor.dismiss()
         while self._waiting:
-            deliver(self._waiting.pop(0))
+            deliver(self._waiting.popleft())
 
     def _take_rest(self, actor: Actor, rest: list[tuple[str, Any]]) -> None:
         """What a call had sent when it was unwound: first what the open poll has taken."""
