@@ -18,8 +18,9 @@ from paceline.workers.ray import RayEngine
 def results_dir(tmp_path_factory):
     """Runs and temporary files go to folders of the test session's own, and nothing is drawn on the terminal."""
     path = tmp_path_factory.mktemp("results")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+    # The sockets of a Ray that a test starts are below TMPDIR, and the path of a socket may not be long.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as scratch:
+        patch.setenv("TMPDIR", scratch)
         patch.setattr(tempfile, "tempdir", None)  # it is remembered from the first use on
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
@@ -39,9 +40,9 @@ def ray_cluster():
     ray.shutdown()
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
+@pytest.fixture(scope="session", params=["local", "ray"])
 def warm(request):
-    """One group of two torch workers on each engine, for all tests of a module that can share it."""
+    """One group of two torch workers on each engine, for all tests that can share it."""
     engine = request.param
     if engine == "ray":
         request.getfixturevalue("ray_cluster")

@@ -438,6 +438,7 @@ def test_checkpoint_that_is_being_written_when_a_worker_dies_is_finished(warm):
 def test_checkpoint_that_is_being_written_when_the_function_raises_is_finished(warm):
     def train_func():
         paceline.save_checkpoint(step=7, weights=torch.zeros(10_000_000))
+        torch.distributed.barrier()  # no rank fails before rank 0 has called it
         raise ValueError("too bad")
 
     with pytest.raises(ValueError, match="too bad"):

@@ -37,11 +37,12 @@ def before(ray_cluster):
 
 
 def test_resources_are_exactly_as_asked_and_come_free(ray_cluster, before):
+    named = ray_cluster.util.list_named_actors(all_namespaces=True)  # Ray Data leaves some of its own
     with Trainer(backend=BackendConfig(), num_workers=2, cpus_per_worker=1.5, engine="ray") as trainer:
         assert trainer.run(paceline.world_rank) == [0, 1]
         assert wait_until(lambda: free_cpus(ray_cluster) == before - 3)
         actors = ray_cluster.util.list_named_actors(all_namespaces=True)
-        assert actors == [], "no helper actors"
+        assert [actor for actor in actors if actor not in named] == [], "no helper actors"
     assert wait_until(lambda: free_cpus(ray_cluster) == before)
 
 
