@@ -40,9 +40,9 @@ def ray_cluster():
     ray.shutdown()
 
 
-@pytest.fixture(scope="session", params=["local", "ray"])
+@pytest.fixture(scope="module", params=["local", "ray"])
 def warm(request):
-    """One group of two torch workers on each engine, for all tests that can share it."""
+    """One group of two torch workers on each engine, for all tests of a module that can share it."""
     engine = request.param
     if engine == "ray":
         request.getfixturevalue("ray_cluster")

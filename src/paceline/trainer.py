@@ -367,13 +367,13 @@ class Trainer:
         """Have workers that can read the data; by default that decides where they live."""
         if source is None or self.engine.name in (source.engine, "inline"):
             return
-        if self._arguments["engine"] is not None or self._crew.group is not None:
+        if self._arguments["engine"] is not None or self._crew.is_set_up:
             raise ArgumentError(
                 f"The dataset can be read on engine={source.engine!r} only; the workers of this Trainer live on "
                 f"{self.engine.name!r}. Make it with Trainer(engine={source.engine!r})."
             )
         self.engine = resolve_engine(source.engine, max_workers=self._crew.size.max)
-        self._crew = Crew(self.engine, self.backend, self._crew.size, self.resources)
+        self._crew.move_to(self.engine)
 
     def _plan(self, call: KeptCall, folder: RunFolder) -> Plan:
         return Plan(

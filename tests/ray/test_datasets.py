@@ -3,12 +3,13 @@
 import logging
 import os
 import signal
+import threading
 
 import pytest
 import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
 
 import paceline
-from paceline import BackendConfig, Trainer, load_run
+from paceline import BackendConfig, SGDCallback, Trainer, load_run
 from paceline.data import resolve_dataset
 from paceline.errors import ArgumentError, ArgumentTypeError, RunNotResumableError, TrainerStateError
 from paceline.workers.base import Place, WorkerInfo
@@ -137,13 +138,52 @@ def test_rank_is_killed_while_all_wait_for_data(trainer, ray_data):
     assert values[0]["is_same_process"], "the survivor was not stuck in its shard"
 
 
-def test_data_is_cut_for_as_many_as_there_are(ray_data):
-    """As an elastic group gets it, which has another size after each change."""
+class MakeRoom(SGDCallback):
+    """Lets go of what others held, and tells the function when the group could grow."""
+
+    def __init__(self, trainer, make_room, path):
+        self.trainer, self.make_room, self.path = trainer, make_room, path
+
+    def handle_result(self, results, **info):
+        if len(results) == 1 and not self.path.exists():
+            self.make_room()
+            threading.Thread(target=self.wait, name="paceline-test-wait").start()
+
+    def wait(self):
+        while not self.trainer._controller._attempt.has_room:
+            threading.Event().wait(0.01)
+        self.path.touch()
+
+
+def test_elastic_group_grows_and_the_data_is_cut_again(tmp_path, ray_cluster, ray_data, trainer):
+    """One worker fits at first: two hold 2 of the 8 CPUs, and somebody else 3; reading takes one."""
+
+    def train(config):
+        state = paceline.load_checkpoint() or {"rows": []}
+        ids = ids_of(paceline.get_data_shard())
+        paceline.report(num_rows=len(ids))
+        while paceline.world_size() == 1 and not os.path.exists(config["room"]):
+            threading.Event().wait(0.01)
+        paceline.save_checkpoint(rows=[*state["rows"], len(ids)])
+        while paceline.world_size() == 1:  # until it is called again, with company
+            paceline.load_checkpoint()
+            threading.Event().wait(0.01)
+        return ids
+
+    other = ray_cluster.util.placement_group([{"CPU": 3}])
+    ray_cluster.get(other.ready())
+    room = tmp_path / "room"
+    with trainer_for(tmp_path, num_workers=(1, 2), cpus_per_worker=2, engine="ray") as elastic:
+        listener = MakeRoom(elastic, lambda: ray_cluster.util.remove_placement_group(other), room)
+        shards = elastic.run(train, {"room": str(room)}, callbacks=[listener], dataset=ray_data.range(12))
+        assert elastic.latest_checkpoint["rows"] == [12, 6]
+    assert [len(shard) for shard in shards] == [6, 6]
+    assert sorted(shards[0] + shards[1]) == list(range(12))
+
+
+def test_shards_that_are_closed_cannot_be_read(ray_data):
     source = resolve_dataset(ray_data.range(12))
-    for size in (1, 3):
-        workers = [WorkerInfo(Place(rank, rank, 0, size, size), 0, "here") for rank in range(size)]
-        shards = source.cut(workers)
-        assert len(shards) == size
+    shards = source.cut([WorkerInfo(Place(), 0, "here")])
     source.close()
     with pytest.raises(Exception, match="actor"):
         ids_of(shards[0])
@@ -153,14 +193,11 @@ def test_data_is_cut_for_as_many_as_there_are(ray_data):
 
 
 def test_ray_dataset_brings_its_workers_to_ray(tmp_path, ray_data):
-    trainer = trainer_for(tmp_path)
-    assert trainer.engine.name == "local"
-    try:
+    with trainer_for(tmp_path) as trainer:
+        assert trainer.engine.name == "local"
         trainer.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
         assert trainer.engine.name == "ray"
         assert load_run(trainer.latest_run_dir).request["engine"] == "ray"
-    finally:
-        trainer.shutdown()
 
 
 def test_function_in_this_process(tmp_path, ray_data):
@@ -172,8 +209,11 @@ def test_engine_that_cannot_read_it(tmp_path, ray_data):
     trainer = trainer_for(tmp_path, engine="local")
     with pytest.raises(ArgumentError, match=r"on engine='ray' only; the workers of this Trainer live on 'local'"):
         trainer.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
-    with trainer_for(tmp_path, num_workers=1) as started, pytest.raises(ArgumentError, match="engine='ray' only"):
-        started.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
+    keeps_objects = trainer_for(tmp_path, num_workers=1)
+    keeps_objects.start(dict)
+    with pytest.raises(ArgumentError, match="engine='ray' only"):
+        keeps_objects.run(read_twice, {"batch_size": 4}, dataset=ray_data.range(4))
+    keeps_objects.shutdown()
 
 
 def test_no_cpu_left_to_read_with(tmp_path, trainer, ray_data, caplog):

@@ -49,6 +49,16 @@ class Crew:
         self._setup = setup
         self.ensure()
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the workers have something of the user's."""
+        return self.group is not None and self._setup != Setup()
+
+    def move_to(self, engine: Engine) -> None:
+        """Live there from the next use on."""
+        self.break_up(grace_s=2.0)
+        self._engine = engine
+
     def ensure(self) -> WorkerGroup:
         """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking."""
         if self.group is not None and self._fit and self.group.healthy():
