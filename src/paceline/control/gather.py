@@ -31,7 +31,10 @@ class Gather:
     def __init__(self, world_size: int):
         self._queues: list[deque[Report]] = [deque() for _ in range(world_size)]
         self._counts = [0] * world_size
+        self._most = 0
         self._ended: set[int] = set()
+        self._fewest: int | None = None
+        """Reports of a rank that has ended."""
         self._missing = world_size
 
     def add(self, rank: int, report: Report) -> list[Report] | None:
@@ -41,6 +44,8 @@ class Gather:
             self._missing -= 1
         queue.append(report)
         self._counts[rank] += 1
+        if self._counts[rank] > self._most:
+            self._most = self._counts[rank]
         if self._missing:
             return None
         step = [queue.popleft() for queue in self._queues]
@@ -57,12 +62,11 @@ class Gather:
 
     def end(self, rank: int) -> None:
         self._ended.add(rank)
+        count = self._counts[rank]
+        self._fewest = count if self._fewest is None else min(self._fewest, count)
 
     def mismatch(self) -> Mismatch | None:
-        """Known as soon as one rank has ended and another has reported more often."""
-        if not self._ended:
-            return None
-        fewest = min(self._counts[rank] for rank in self._ended)
-        if max(self._counts) == fewest:
+        """Known as soon as one rank has ended and another has reported more often. Asked after every event."""
+        if self._fewest is None or self._fewest == self._most:
             return None
         return Mismatch(tuple(self._counts), tuple(sorted(self._ended)))
