@@ -55,14 +55,13 @@ def test_ranks_share_the_rows_evenly_in_every_epoch(trainer, ray_data):
 
 def test_next_run_has_its_own_dataset_or_none(trainer, ray_data):
     """The workers stay; what they were given before does not."""
-    trainer.run(read_twice, {"batch_size": 16}, dataset=ray_data.range(100))
     shards = trainer.run(read_twice, {"batch_size": 16}, dataset=ray_data.range(10))
     assert sorted(shards[0][0] + shards[1][0]) == list(range(10))
     with pytest.raises(TrainerStateError, match="this run was given no dataset"):
         trainer.run(read_twice, {"batch_size": 16})
 
 
-def test_torch_batches(tmp_path, ray_data):
+def test_torch_batches(trainer, ray_data):
     """The two ways to get tensors out of a shard."""
 
     def train():
@@ -72,8 +71,7 @@ def test_torch_batches(tmp_path, ray_data):
         return total, sum(label.sum().item() for _, label in pairs)
 
     dataset = ray_data.range(40).map_batches(lambda batch: {"id": batch["id"], "twice": batch["id"] * 2.0})
-    with trainer_for(tmp_path, backend="torch", engine="ray") as trainer:
-        values = trainer.run(train, dataset=dataset)
+    values = trainer.run(train, dataset=dataset)
     assert sum(total for total, _ in values) == sum(range(40))
     assert sum(labels for _, labels in values) == sum(range(40))
 
@@ -244,7 +242,7 @@ def test_every_trial_has_all_of_the_data(tmp_path, ray_data):
     tuner = tune.Tuner(
         trainable,
         param_space={"batch_size": tune.grid_search([5, 10])},
-        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True),
         run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
     )
     results = tuner.fit()
@@ -264,9 +262,9 @@ def fail_at_first(config):
 
 
 def test_resumed_run_reads_its_files_again(tmp_path, trainer, ray_data):
-    ray_data.range(10).write_json(str(tmp_path / "rows"))
+    (tmp_path / "rows.json").write_text("".join(f'{{"id": {number}}}\n' for number in range(10)))
     with pytest.raises(ValueError, match="once"):
-        trainer.run(fail_at_first, {}, dataset=ray_data.read_json(str(tmp_path / "rows")))
+        trainer.run(fail_at_first, {}, dataset=ray_data.read_json(str(tmp_path / "rows.json")))
     rows = Trainer.resume(trainer.latest_run_dir)
     assert sorted(rows[0] + rows[1]) == list(range(10))
 
