@@ -5,6 +5,8 @@ imports are the expensive part: the call they are in is unwound, and only the de
 """
 
 import contextlib
+import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +37,11 @@ from paceline.workers.reports import unpack
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
 _DRAIN_LOOK_S = 1.0
+_PORTION = 10_000
+"""How much of a backlog is delivered before the driver gets to do something with it."""
+
+_Arrived = Event | tuple[int, bytes]
+"""What waits to be delivered. A report is still packed, beside its rank."""
 
 
 class RayEngine:
@@ -75,7 +82,7 @@ class RayGroup:
         slots = Slots(bundle_of(resources), engine.placement)
         self._roster = Roster(slots, size, preload, engine.spare_workers, engine.start_timeout_s)
         self._logs: dict[int, Path] = {}
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[_Arrived] = deque()
         self._is_whole = False
         self._next_look = 0.0
 
@@ -107,9 +114,9 @@ class RayGroup:
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
         self._look_for_drains()
-        self._collect(0.0 if self._waiting else timeout_s)
-        while self._waiting:
-            deliver(self._waiting.popleft())
+        if not self._waiting:
+            self._collect(timeout_s)
+        self._hand_over(deliver, at_most=_PORTION)
 
     def answer(self, question: Asked, value: Any) -> None:
         for actor in self._roster.seated():
@@ -151,8 +158,7 @@ class RayGroup:
             self._take_rest(actor, rest)
             if not has_ended:
                 actor.dismiss()
-        while self._waiting:
-            deliver(self._waiting.popleft())
+        self._hand_over(deliver)
 
     def _take_rest(self, actor: Actor, rest: list[tuple[str, Any]]) -> None:
         """What a call had sent when it was unwound: first what the open poll has taken."""
@@ -160,13 +166,20 @@ class RayGroup:
             rest = [*(_result_of(actor.poll) or []), *rest]
         self._waiting.extend(self._event(actor, kind, value) for kind, value in rest)
 
+    def _hand_over(self, deliver: Callable[[Event], None], at_most: float = math.inf) -> None:
+        while self._waiting and at_most > 0:
+            item = self._waiting.popleft()
+            deliver(Sent(item[0], "report", unpack(item[1])) if isinstance(item, tuple) else item)
+            at_most -= 1
+
     def close(self, grace_s: float = 0.0) -> None:
         self._roster.clear()
         self._is_whole = False
         self._waiting.clear()
 
     def _collect(self, timeout_s: float) -> None:
-        """Turn what has arrived into events, waiting for the first of it."""
+        """Take what has arrived, waiting for the first of it. By turns from each worker: of a backlog, what belongs to
+        one step then comes together, and need not be kept until the last worker's turn."""
         actors = [actor for actor in self._roster.seated() if actor.is_alive]
         for actor in actors:
             actor.ask()
@@ -176,6 +189,7 @@ class RayGroup:
         ready, _ = ray.wait(list(polls), num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0)
+        batches: list[list[_Arrived]] = []
         for ref in ready:
             actor = polls[ref]
             actor.poll = None
@@ -183,10 +197,12 @@ class RayGroup:
                 messages = ray.get(ref)
             except ray.exceptions.RayError as error:
                 actor.dismiss()  # one that is only out of reach would keep its resources
-                self._waiting.append(Died(_rank(actor), _why(error)))
+                batches.append([Died(_rank(actor), _why(error))])
                 continue
             actor.ask()
-            self._waiting.extend(self._event(actor, kind, value) for kind, value in messages)
+            batches.append([self._event(actor, kind, value) for kind, value in messages])
+        for turn in itertools.zip_longest(*batches):
+            self._waiting.extend(item for item in turn if item is not None)
 
     def _look_for_drains(self) -> None:
         """Once in a while, ask which nodes are about to be taken away; who stands there is told once."""
@@ -200,10 +216,10 @@ class RayGroup:
                 if actor.rank is not None:
                     self._waiting.append(Preempted(actor.rank, "stands on a node that is being drained"))
 
-    def _event(self, actor: Actor, kind: str, value: Any) -> Event:
+    def _event(self, actor: Actor, kind: str, value: Any) -> _Arrived:
         rank = _rank(actor)
         if kind == "report":
-            return Sent(rank, kind, unpack(value))
+            return rank, value
         if kind == "printed":
             return self._log(rank, value)
         if kind == "returned":
