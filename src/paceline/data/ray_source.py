@@ -34,6 +34,7 @@ class RaySource:
         splits = {}
         for name, dataset in self._opened().items():
             splits[name] = dataset.streaming_split(len(workers), equal=True, locality_hints=hints)
+            # There is no public call that ends a stream before its time.
             self._coordinators.append(getattr(splits[name][0], "_coord_actor", None))
         if None in splits:
             return splits[None]
