@@ -98,15 +98,21 @@ def go_on(pid):
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.fixture(scope="module")
+def undisturbed():
+    """What the function returns, and its run. It is the same on every engine."""
+    with Trainer(num_workers=2, engine="local") as trainer:
+        return trainer.run(train, {"refusals": []}), paceline.load_run(trainer.latest_run_dir)
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("engine", "num_blows"), [("local", 8), ("ray", 4)])
-def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, ray_cluster):
+def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, ray_cluster, undisturbed):
     engine = RayEngine(spare_workers=1) if engine == "ray" else engine
     seed = 20
     refusals = [(step, 3) for step in random.Random(seed).sample(range(SAVE_EVERY, NUM_STEPS, SAVE_EVERY), 12)]
+    expected, calm = undisturbed
     with Trainer(num_workers=2, engine=engine, max_retries=-1, hang_timeout_s=4) as trainer:
-        expected = trainer.run(train, {"refusals": []})
-        calm = paceline.load_run(trainer.latest_run_dir)
         chaos = Chaos(trainer, seed, num_blows)
         values = trainer.run(train, {"refusals": refusals}, callbacks=[chaos])
     run = paceline.load_run(trainer.latest_run_dir)
