@@ -194,7 +194,7 @@ class Trainer:
             run_dir: the run folder, or the logdir of a Trainer, for its newest run.
             train_func: a mended function to go on with.
             callbacks: they are not part of the folder: give them again.
-            dataset: the one of the run, if it was made of data that was only in memory: that is not in the folder.
+            dataset: the one of the run, if it has one. It is not part of the folder either.
             trusted: open a folder that this user's account has not written, which may run any code that is in it.
         """
         run = load_run(run_dir)
@@ -206,9 +206,9 @@ class Trainer:
         takes_config(call.fn)
         if dataset is not None:
             call = replace(call, source=resolve_dataset(dataset))
-        elif call.source is None and run.request.get("dataset") is not None:
+        elif run.request.get("dataset") is not None:
             raise RunNotResumableError(
-                f"The dataset of {run.path} was made of data in memory, which is gone: make it again, and say "
+                f"{run.path} was given a dataset, which is not part of the folder: make it again, and say "
                 "Trainer.resume(run_dir, dataset=...)."
             )
         listeners = _callbacks(callbacks)

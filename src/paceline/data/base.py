@@ -20,10 +20,6 @@ class Source(Protocol):
         """End the shards: who is reading one gets an error. Idempotent."""
         ...
 
-    def portable(self) -> "Source | None":
-        """The same data for a process in another time or place; None if it cannot outlive this one."""
-        ...
-
     def describe(self) -> Any:
         """For the run folder."""
         ...

@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class RaySource:
-    """One dataset under the name None, or several by name. One that was kept for later is the bytes of its lineage."""
+    """One dataset under the name None, or several by name."""
 
     engine = "ray"
 
-    def __init__(self, datasets: Mapping[str | None, Dataset | bytes]):
+    def __init__(self, datasets: Mapping[str | None, Dataset]):
         self._datasets = dict(datasets)
         self._coordinators: list[Any] = []
 
@@ -32,7 +32,7 @@ class RaySource:
         nodes = [worker.node_id for worker in workers]
         hints = nodes if all(nodes) else None
         splits = {}
-        for name, dataset in self._opened().items():
+        for name, dataset in self._datasets.items():
             splits[name] = dataset.streaming_split(len(workers), equal=True, locality_hints=hints)
             # There is no public call that ends a stream before its time.
             self._coordinators.append(getattr(splits[name][0], "_coord_actor", None))
@@ -46,26 +46,13 @@ class RaySource:
             with contextlib.suppress(Exception):
                 ray.kill(coordinator)
 
-    def portable(self) -> "RaySource | None":
-        """How the data is made, without the data. Not of data that only Ray's memory holds."""
-        opened = self._opened()
-        if not all(dataset.has_serializable_lineage() for dataset in opened.values()):
-            return None
-        return RaySource({name: dataset.serialize_lineage() for name, dataset in opened.items()})
-
     def describe(self) -> Any:
-        texts = {name: repr(dataset) for name, dataset in self._opened().items()}
+        texts = {name: repr(dataset) for name, dataset in self._datasets.items()}
         return texts.get(None, texts)
-
-    def _opened(self) -> dict[str | None, Dataset]:
-        for name, dataset in self._datasets.items():
-            if isinstance(dataset, bytes):
-                self._datasets[name] = Dataset.deserialize_lineage(dataset)
-        return self._datasets  # type: ignore[return-value]
 
     def _warn_when_nobody_can_read(self) -> None:
         free = free_resources().get("CPU", 0)
-        is_to_be_read = not all(isinstance(dataset, MaterializedDataset) for dataset in self._opened().values())
+        is_to_be_read = not all(isinstance(dataset, MaterializedDataset) for dataset in self._datasets.values())
         if is_to_be_read and free < 1:
             logger.warning(
                 "The workers hold all but %g of the cluster's CPUs, and reading the dataset takes at least "

@@ -33,7 +33,8 @@ class KeptCall:
     checkpoint: str | dict[str, Any] | None
     strategy: Any
     source: Any = None
-    """Where its shards come from, if it has a dataset."""
+    """Where its shards come from, if it has a dataset. Not kept: even of one that is read from files, Ray's description
+    points into the memory of its cluster."""
 
 
 def keep_call(run_dir: Path, call: KeptCall) -> None:
@@ -41,8 +42,7 @@ def keep_call(run_dir: Path, call: KeptCall) -> None:
     try:
         # Each is opened by itself: first the paths, by which the modules of the others are found, and the function only
         # when no other one is given.
-        source = call.source.portable() if call.source is not None else None
-        rest = replace(call, fn=_forgotten, source=source)
+        rest = replace(call, fn=_forgotten, source=None)
         parts = [os.path.abspath(entry) for entry in sys.path], rest, call.fn
         payload = parcel.dumps([parcel.dumps(part) for part in parts])
     except Exception:
