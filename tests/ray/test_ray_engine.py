@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+import torch
 
 import paceline
 from paceline import BackendConfig, RayEngine, Trainer
@@ -88,6 +89,28 @@ def test_survivor_that_is_stuck_is_replaced_too():
         before = trainer.execute(os.getpid)
         after = trainer.run(die_once, {"pause_s": None})  # waits in C code, for ever
         assert set(after).isdisjoint(before)
+
+
+def depend_on_a_survivor(config):
+    """In the first attempt rank 2 is killed while rank 0 waits for a message of rank 1, which has left."""
+    if paceline.load_checkpoint() is None:
+        paceline.save_checkpoint(begun=True)
+        paceline.load_checkpoint()
+        if paceline.world_rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if paceline.world_rank() == 0:
+            torch.distributed.recv(torch.zeros(1), src=1)
+        while not paceline.should_stop():
+            threading.Event().wait(0.01)
+    return os.getpid()
+
+
+def test_survivor_that_leaves_frees_those_who_wait_for_it():
+    with Trainer(num_workers=3, engine="ray") as trainer:
+        before = trainer.execute(os.getpid)
+        after = trainer.run(depend_on_a_survivor)
+    assert after[:2] == before[:2]
+    assert after[2] not in before
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar
 
 from paceline.backends.base import BackendConfig, Caller
@@ -61,7 +61,7 @@ class TorchConfig(BackendConfig):
     def leave(self) -> None:
         import torch.distributed as dist
 
-        _leave_group()
+        _leave_group({})
         _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
@@ -99,18 +99,20 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
     if store is None:
         store = TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
     dist.init_process_group(backend, store=store, rank=place.world_rank, world_size=place.world_size, timeout=timeout)
-    wire.shared["leave_group"] = _leave_group
-    # Keeps the group's threads alive when a script destroys it before its DDP model: freeing both at once can hang.
+    # The second reference keeps the group's threads alive when a script destroys it before its DDP model: freeing both
+    # at once can hang. While it is there, nobody who waits for this rank in a collective learns that it has left.
     wire.shared["torch_group"] = dist.group.WORLD
+    wire.shared["leave_group"] = partial(_leave_group, wire.shared)
     _tolerate_second_init()
 
 
-def _leave_group() -> None:
+def _leave_group(shared: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     gc.collect()  # a DDP model that is still alive would abort the interpreter later on
     if dist.is_initialized():
         dist.destroy_process_group()
+    shared.pop("torch_group", None)
 
 
 def _tolerate_second_init() -> None:
