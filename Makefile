@@ -11,7 +11,7 @@ demo: $(VENV)/.demo      ## train a real classifier with 2 workers, show a table
 	PACELINE_PROGRESS=1 $(PY) examples/digits.py
 
 test: $(VENV)/.test      ## the whole test suite
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=2 --dist=loadgroup
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

@@ -14,6 +14,20 @@ from paceline.workers import nursery
 from paceline.workers.ray import RayEngine
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With several processes, one has all the tests that share Ray's cluster; the others go by module, so that what a
+    module's tests share is made once."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ray" if _needs_ray(item) else item.module.__name__))
+
+
+def _needs_ray(item):
+    """Whether a test names the cluster, or is the "ray" one of several that are the same for every engine."""
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return "ray_cluster" in item.fixturenames or any(isinstance(param, str) and param == "ray" for param in params)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def results_dir(tmp_path_factory):
     """Runs and temporary files go to folders of the test session's own, and nothing is drawn on the terminal."""
@@ -58,9 +72,10 @@ _long_lived = []
 
 @pytest.fixture(autouse=True)
 def no_leaks(request):
-    for fixture in ("ray_cluster", "warm"):  # what outlives the test is no leak of it
-        if fixture in request.fixturenames:
-            request.getfixturevalue(fixture)
+    if _needs_ray(request.node):  # what outlives the test is no leak of it
+        request.getfixturevalue("ray_cluster")
+    if "warm" in request.fixturenames:
+        request.getfixturevalue("warm")
     before = _world()
     yield
     deadline = time.monotonic() + 5

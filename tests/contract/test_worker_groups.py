@@ -26,7 +26,7 @@ ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
 
 
 @pytest.fixture(params=sorted(ENGINES))
-def group(request, ray_cluster):
+def group(request):
     size = 0 if request.param == "inline" else 2
     group = resolve_engine(request.param, max_workers=size).group(Size(size, size), Resources(), Preload())
     group.start()
@@ -35,7 +35,7 @@ def group(request, ray_cluster):
 
 
 @pytest.fixture(params=ON_PROCESSES)
-def process_group(request, ray_cluster):
+def process_group(request):
     group = resolve_engine(request.param, max_workers=2).group(Size(2, 2), Resources(), Preload())
     group.start()
     yield group

@@ -43,11 +43,11 @@ RESUME = "import sys, json; from paceline import Trainer; print(json.dumps(Train
 
 
 @pytest.fixture(params=["local", "ray"])
-def lost_run(request, ray_cluster, tmp_path):
+def lost_run(request, tmp_path):
     """Starts the program and waits for its fourth checkpoint; gives the process and its run folder."""
     environ = dict(os.environ)
     if request.param == "ray":
-        environ["RAY_ADDRESS"] = ray_cluster.get_runtime_context().gcs_address
+        environ["RAY_ADDRESS"] = request.getfixturevalue("ray_cluster").get_runtime_context().gcs_address
     (tmp_path / "numbers_to_add.py").write_text("def weight_of(step): return step\n")
     (tmp_path / "program.py").write_text(PROGRAM.format(engine=request.param))
     child = subprocess.Popen(

@@ -107,7 +107,7 @@ def undisturbed():
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("engine", "num_blows"), [("local", 8), ("ray", 4)])
-def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, ray_cluster, undisturbed):
+def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, undisturbed):
     engine = RayEngine(spare_workers=1) if engine == "ray" else engine
     seed = 20
     refusals = [(step, 3) for step in random.Random(seed).sample(range(SAVE_EVERY, NUM_STEPS, SAVE_EVERY), 12)]
