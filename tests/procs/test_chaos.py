@@ -108,6 +108,7 @@ def undisturbed():
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("engine", "num_blows"), [("local", 8), ("ray", 4)])
 def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, undisturbed):
+    most_missing = 1 if engine == "local" else SAVE_EVERY  # reports that gather on Ray for 50 ms are lost together
     engine = RayEngine(spare_workers=1) if engine == "ray" else engine
     seed = 20
     refusals = [(step, 3) for step in random.Random(seed).sample(range(SAVE_EVERY, NUM_STEPS, SAVE_EVERY), 12)]
@@ -121,18 +122,32 @@ def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, undisturbed)
     assert any(event["kind"] == "restart" for event in run.events)
 
     assert values == expected, "the same weights, bit for bit"
-    check_steps(run, calm, chaos)
+    check_steps(run, calm, most_missing)
     check_checkpoints(run, calm)
 
 
-def check_steps(run, calm, chaos):
-    """Every step is there, with the losses it should have; who was killed may have failed to report its last one."""
+def check_steps(run, calm, most_missing):
+    """Every step is there, with the losses it should have. Who was killed may have failed to report its last ones, of
+    which those are missing that were not made again: they end at the checkpoint from which the next attempt went on."""
     assert run.metrics[run.metrics["rank"] == 0]["step"].nunique() <= NUM_STEPS
     assert sorted(run.metrics["step"].unique()) == list(range(1, NUM_STEPS + 1))
     losses = calm.metrics.set_index(["step", "rank"])["loss"]
     seen = run.metrics.set_index(["step", "rank"])["loss"]
     assert seen.tolist() == losses.loc[seen.index].tolist()
-    assert len(losses) - len(seen) <= chaos.blows.count("kill") + chaos.blows.count("hang")
+    gaps = [gap for rank in (0, 1) for gap in gaps_in(seen.xs(rank, level="rank").index)]
+    assert len(gaps) <= [event["kind"] for event in run.events].count("restart")
+    assert all(len(gap) <= most_missing and gap[-1] % SAVE_EVERY == 0 for gap in gaps), gaps
+
+
+def gaps_in(steps):
+    """The steps that are missing, as runs of consecutive ones."""
+    gaps = []
+    for step in sorted(set(range(1, NUM_STEPS + 1)) - set(steps)):
+        if gaps and gaps[-1][-1] == step - 1:
+            gaps[-1].append(step)
+        else:
+            gaps.append([step])
+    return gaps
 
 
 def check_checkpoints(run, calm):
