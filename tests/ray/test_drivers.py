@@ -61,6 +61,16 @@ with Trainer(backend=BackendConfig(), num_workers=2, engine="ray") as trainer:
     }))
 """
 
+WITH_A_DATASET = """
+import ray.data
+try:
+    Trainer(backend=BackendConfig()).run(train, {}, dataset=ray.data.range(4))
+except ValueError as error:
+    assert "ray job submit" in str(error), error
+else:
+    raise AssertionError("a dataset was accepted, though its parts cannot be sent")
+"""
+
 EXPECTED = {
     "values": [0, 3],
     "are_ours": True,
@@ -142,7 +152,7 @@ def ended(command, env):
 
 
 def test_client_program(cluster):
-    program = f"import ray\nray.init({cluster.client!r}, log_to_driver=False)\n{PROGRAM}"
+    program = f"import ray\nray.init({cluster.client!r}, log_to_driver=False)\n{PROGRAM}{WITH_A_DATASET}"
     assert told([sys.executable, "-c", program], cluster.env) == EXPECTED
 
 

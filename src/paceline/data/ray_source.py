@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+import ray.util.client
 from ray.data import Dataset
 from ray.data.dataset import MaterializedDataset
 
+from paceline.errors import ArgumentError
 from paceline.workers.base import WorkerInfo
 from paceline.workers.ray_slots import free_resources
 
@@ -21,6 +23,12 @@ class RaySource:
     engine = "ray"
 
     def __init__(self, datasets: Mapping[str | None, Dataset]):
+        if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
+            raise ArgumentError(
+                "dataset: this program is connected through the Ray client (ray://), from which the parts of a dataset "
+                "cannot be sent to workers. Run it on the cluster, for instance with `ray job submit`, or open the "
+                "data in the training function."
+            )
         self._datasets = dict(datasets)
         self._coordinators: list[Any] = []
 
