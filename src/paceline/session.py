@@ -18,8 +18,8 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
-from paceline.checkpoints.landmark import Landmark, open_in_worker
 from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, WritingSaver
+from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
 from paceline.checkpoints.store import load_through
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.workers import parcel

@@ -27,10 +27,10 @@ FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in part
 
 # A third party is imported in the modules named here and nowhere else.
 HOMES = {
-    "torch": {"backends/torch", "checkpoints/torch_arrays", "prepare/", "callbacks/"},
-    "numpy": {"checkpoints/numpy_arrays", "checkpoints/torch_arrays", "callbacks/", "prepare/"},
+    "torch": {"backends/torch", "checkpoints/content/torch_arrays", "prepare/", "callbacks/"},
+    "numpy": {"checkpoints/content/numpy_arrays", "checkpoints/content/torch_arrays", "callbacks/", "prepare/"},
     "pandas": {"runs/pandas_frame"},
-    "fsspec": {"checkpoints/fsspec_storage"},
+    "fsspec": {"checkpoints/storage/fsspec"},
     "tensorboardX": {"callbacks/tensorboard_logger"},
     "mlflow": {"callbacks/mlflow_logger"},
     "wandb": {"callbacks/wandb_logger"},

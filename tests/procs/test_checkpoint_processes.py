@@ -40,7 +40,7 @@ def run(code, *arguments, **kwargs):
 KILLED_IN_THE_MIDDLE = """
     import sys, torch
     from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter
-    from paceline.checkpoints.local_storage import LocalStorage
+    from paceline.checkpoints.storage.local import LocalStorage
 
     class Stuck:
         # the last file before the manifest: its first part is on disk, its second never comes

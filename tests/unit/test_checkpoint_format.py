@@ -17,8 +17,8 @@ import safetensors.torch
 import torch
 
 from paceline.checkpoints import Buffers, Checkpoint, CheckpointStore, copy_of, load, snapshot
-from paceline.checkpoints.format import ARRAYS_FILE, STATE_FILE, encode, read_state
-from paceline.checkpoints.tensorfile import Block, header_bytes, lay_out
+from paceline.checkpoints.content.snapshot import ARRAYS_FILE, STATE_FILE, encode, read_state
+from paceline.checkpoints.content.tensorfile import Block, header_bytes, lay_out
 from paceline.errors import CheckpointDamagedError, CheckpointValueError
 
 Point = namedtuple("Point", "x y")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy, load, snapshot
-from paceline.checkpoints.files import CHUNK_BYTES, MemoryFile
-from paceline.checkpoints.landmark import Landmark, open_in_worker
-from paceline.checkpoints.local_storage import LocalStorage
-from paceline.checkpoints.relayed_storage import RelayedStorage
+from paceline.checkpoints.content.files import CHUNK_BYTES, MemoryFile
 from paceline.checkpoints.savers import FollowingSaver, WritingSaver
-from paceline.checkpoints.storage_relay import StorageRelay
+from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
+from paceline.checkpoints.storage.local import LocalStorage
+from paceline.checkpoints.storage.relay import StorageRelay
+from paceline.checkpoints.storage.relayed import RelayedStorage
 from paceline.checkpoints.store import load_through
 from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
 

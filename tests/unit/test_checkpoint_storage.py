@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoints.files import DiskFile, MemoryFile
-from paceline.checkpoints.fsspec_storage import FsspecStorage
-from paceline.checkpoints.local_storage import LocalStorage
-from paceline.checkpoints.relayed_storage import RelayedStorage
+from paceline.checkpoints.content.files import DiskFile, MemoryFile
 from paceline.checkpoints.storage import open_storage, split_path
-from paceline.checkpoints.storage_relay import StorageRelay
-from paceline.checkpoints.workspace import Workspace, sweep
+from paceline.checkpoints.storage.fsspec import FsspecStorage
+from paceline.checkpoints.storage.local import LocalStorage
+from paceline.checkpoints.storage.relay import StorageRelay
+from paceline.checkpoints.storage.relayed import RelayedStorage
+from paceline.checkpoints.storage.workspace import Workspace, sweep
 from paceline.errors import ArgumentError
 
 MANIFEST = MemoryFile("checkpoint.json", [b"{}"])

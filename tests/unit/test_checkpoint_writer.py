@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter, load, snapshot
-from paceline.checkpoints.local_storage import LocalStorage
+from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import ArgumentError, CheckpointError, CheckpointValueError, CheckpointWriteError
 
 

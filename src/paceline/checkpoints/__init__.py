@@ -4,8 +4,8 @@ Importing this loads neither torch nor NumPy nor fsspec; a value or a URL that n
 """
 
 from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
-from paceline.checkpoints.format import Buffers, Snapshot, copy_of, snapshot
-from paceline.checkpoints.storage import Storage, open_storage
+from paceline.checkpoints.content.snapshot import Buffers, Snapshot, copy_of, snapshot
+from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.store import CheckpointStore, copy, load, read_info
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
 from paceline.checkpoints.writer import CheckpointWriter

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from paceline.checkpoints.checkpoint import CheckpointInfo
-from paceline.checkpoints.files import FileRecord
+from paceline.checkpoints.content.files import FileRecord
 from paceline.errors import CheckpointDamagedError, CheckpointError
 
 MANIFEST_FILE = "checkpoint.json"

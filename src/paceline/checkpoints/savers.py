@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.checkpoints.format import copy_of
+from paceline.checkpoints.content.snapshot import copy_of
 from paceline.checkpoints.store import Checkpoint, CheckpointStore, load
 from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.checkpoints.writer import CheckpointWriter

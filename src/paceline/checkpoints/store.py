@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.checkpoints import directory as user_directory
 from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
-from paceline.checkpoints.directory import StagedDirectory
-from paceline.checkpoints.files import DiskFile, FileRecord, MemoryFile, SourceFile, record_of
-from paceline.checkpoints.format import FILES_DIR, STATE_FILE, Snapshot, read_state, verify
+from paceline.checkpoints.content import directory as user_directory
+from paceline.checkpoints.content.directory import StagedDirectory
+from paceline.checkpoints.content.files import DiskFile, FileRecord, MemoryFile, SourceFile, record_of
+from paceline.checkpoints.content.snapshot import FILES_DIR, STATE_FILE, Snapshot, read_state, verify
 from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged
-from paceline.checkpoints.storage import Fetched, Storage, open_storage, split_path
+from paceline.checkpoints.storage.base import Fetched, Storage, open_storage, split_path
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints import directory as user_directory
 from paceline.checkpoints.checkpoint import CheckpointInfo
-from paceline.checkpoints.directory import StagedDirectory
-from paceline.checkpoints.format import Buffers, Snapshot, encode
+from paceline.checkpoints.content import directory as user_directory
+from paceline.checkpoints.content.directory import StagedDirectory
+from paceline.checkpoints.content.snapshot import Buffers, Snapshot, encode
 from paceline.checkpoints.store import CheckpointStore
 from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.errors import CheckpointError, CheckpointWriteError

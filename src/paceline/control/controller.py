@@ -20,7 +20,7 @@ from typing import Any
 from paceline.backends.base import BackendConfig
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo
-from paceline.checkpoints.storage_relay import StorageRelay
+from paceline.checkpoints.storage.relay import StorageRelay
 from paceline.control.attempt import Attempt
 from paceline.control.crew import POLL_S, Crew
 from paceline.control.failure import Decision, Facts, GiveUp, Restart, decide, settle_s

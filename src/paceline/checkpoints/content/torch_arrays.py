@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoints.tensorfile import Block, Entry
+from paceline.checkpoints.content.tensorfile import Block, Entry
 
 _SAFETENSORS_NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8",

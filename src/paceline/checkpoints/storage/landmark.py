@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.relayed_storage import RelayedStorage
-from paceline.checkpoints.storage import Storage, open_storage
+from paceline.checkpoints.storage.base import Storage, open_storage
+from paceline.checkpoints.storage.relayed import RelayedStorage
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, W
 from typing import Any, Protocol
 
 from paceline.checkpoints.checkpoint import Checkpoint
-from paceline.checkpoints.refusal import refuse, refuse_cycle, refuse_depth
-from paceline.checkpoints.tensorfile import Block, Entry
+from paceline.checkpoints.content.refusal import refuse, refuse_cycle, refuse_depth
+from paceline.checkpoints.content.tensorfile import Block, Entry
 from paceline.errors import MissingDependencyError
 
 TAG = "$"
@@ -108,7 +108,7 @@ class Encoder:
 
     def _array(self, value: Any, place: _Place) -> Any:
         if "numpy" in sys.modules:
-            from paceline.checkpoints import numpy_arrays
+            from paceline.checkpoints.content import numpy_arrays
 
             if numpy_arrays.is_array(value):
                 return self._block("ndarray", numpy_arrays, value, place)
@@ -118,7 +118,7 @@ class Encoder:
                 return {TAG: "numpy", **self._plain(numpy_arrays.scalar_node(value))}
         # torch itself may be half imported by another thread; one of its values exists only once it is whole
         if type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "untyped_storage"):
-            from paceline.checkpoints import torch_arrays
+            from paceline.checkpoints.content import torch_arrays
 
             if torch_arrays.is_array(value):
                 return self._block("tensor", torch_arrays, value, place)
@@ -186,7 +186,7 @@ class Decoder:
             return _datetime_of(node)
         extra = {name: self.decode(value) for name, value in node.items() if name not in (TAG, "array")}
         if tag == "numpy":
-            from paceline.checkpoints import numpy_arrays
+            from paceline.checkpoints.content import numpy_arrays
 
             return numpy_arrays.scalar_of(extra)
         if tag in ("ndarray", "tensor"):
@@ -205,7 +205,7 @@ class Decoder:
 
         if tag == "tensor":
             return _torch_arrays().array_of(extra, entry, fill)
-        from paceline.checkpoints import numpy_arrays
+        from paceline.checkpoints.content import numpy_arrays
 
         return numpy_arrays.array_of(extra, entry, fill)
 
@@ -226,7 +226,7 @@ def render(place: _Place) -> str:
 
 def _torch_arrays() -> Any:
     try:
-        from paceline.checkpoints import torch_arrays
+        from paceline.checkpoints.content import torch_arrays
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -11,10 +11,10 @@ from typing import Any
 
 import fsspec
 
-from paceline.checkpoints.files import SourceFile
+from paceline.checkpoints.content.files import SourceFile
 from paceline.checkpoints.manifest import MANIFEST_FILE
-from paceline.checkpoints.storage import Fetched
-from paceline.checkpoints.workspace import Workspace, sweep
+from paceline.checkpoints.storage.base import Fetched
+from paceline.checkpoints.storage.workspace import Workspace, sweep
 from paceline.errors import ArgumentError, MissingDependencyError
 
 logger = logging.getLogger(__name__)

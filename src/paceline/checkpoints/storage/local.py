@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.checkpoints.files import DiskFile, SourceFile, write_chunks
-from paceline.checkpoints.storage import Fetched
-from paceline.checkpoints.workspace import Workspace, sweep
+from paceline.checkpoints.content.files import DiskFile, SourceFile, write_chunks
+from paceline.checkpoints.storage.base import Fetched
+from paceline.checkpoints.storage.workspace import Workspace, sweep
 
 _SYNC_EVERY_BYTES = 64 * 2**20
 

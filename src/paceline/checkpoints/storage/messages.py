@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.checkpoints.files import CHUNK_BYTES, SourceFile
+from paceline.checkpoints.content.files import CHUNK_BYTES, SourceFile
 
 Part = tuple[str, bytes]
 

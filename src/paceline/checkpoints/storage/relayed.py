@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.files import SourceFile
-from paceline.checkpoints.parts import append, messages
-from paceline.checkpoints.storage import Fetched
-from paceline.checkpoints.workspace import Workspace, sweep
+from paceline.checkpoints.content.files import SourceFile
+from paceline.checkpoints.storage.base import Fetched
+from paceline.checkpoints.storage.messages import append, messages
+from paceline.checkpoints.storage.workspace import Workspace, sweep
 
 
 class RelayedStorage:

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paceline.checkpoints.files import DiskFile
-from paceline.checkpoints.workspace import Workspace
+from paceline.checkpoints.content.files import DiskFile
+from paceline.checkpoints.storage.workspace import Workspace
 from paceline.errors import ArgumentError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.checkpoints.tensorfile import Block, Entry
+from paceline.checkpoints.content.tensorfile import Block, Entry
 
 _SAFETENSORS_NAMES = {
     "|b1": "BOOL", "|u1": "U8", "|i1": "I8",

@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paceline.checkpoints.files import DiskFile
-from paceline.checkpoints.landmark import Landmark
-from paceline.checkpoints.local_storage import LocalStorage
+from paceline.checkpoints.content.files import DiskFile
 from paceline.checkpoints.manifest import MANIFEST_FILE
-from paceline.checkpoints.parts import Part, append, read_message
 from paceline.checkpoints.storage import open_storage, split_path
-from paceline.checkpoints.workspace import Workspace
+from paceline.checkpoints.storage.landmark import Landmark
+from paceline.checkpoints.storage.local import LocalStorage
+from paceline.checkpoints.storage.messages import Part, append, read_message
+from paceline.checkpoints.storage.workspace import Workspace
 
 _TOKEN_FILE = ".paceline-driver"
 

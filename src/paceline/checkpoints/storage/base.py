@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
-from paceline.checkpoints.files import SourceFile
-from paceline.checkpoints.workspace import Workspace
+from paceline.checkpoints.content.files import SourceFile
+from paceline.checkpoints.storage.workspace import Workspace
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::|://)")
 _LOCAL_URL = re.compile(r"(file|local)://")
@@ -72,10 +72,10 @@ def open_storage(root: str | Path) -> Storage:
     if _LOCAL_URL.match(text):
         text = unquote(_LOCAL_URL.sub("", text))
     elif _URL.match(text):
-        from paceline.checkpoints.fsspec_storage import FsspecStorage
+        from paceline.checkpoints.storage.fsspec import FsspecStorage
 
         return FsspecStorage(text)
-    from paceline.checkpoints.local_storage import LocalStorage
+    from paceline.checkpoints.storage.local import LocalStorage
 
     return LocalStorage(text)
 

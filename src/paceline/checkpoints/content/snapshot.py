@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.files import CHUNK_BYTES, FileRecord, MemoryFile
+from paceline.checkpoints.content.files import CHUNK_BYTES, FileRecord, MemoryFile
+from paceline.checkpoints.content.tensorfile import Block, Entry, header_bytes, lay_out, parse_header
+from paceline.checkpoints.content.tree import Decoder, Encoder
 from paceline.checkpoints.manifest import damaged
-from paceline.checkpoints.tensorfile import Block, Entry, header_bytes, lay_out, parse_header
-from paceline.checkpoints.tree import Decoder, Encoder
 from paceline.errors import PacelineError
 
 STATE_FILE = "state.json"
