@@ -4,11 +4,54 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from paceline.checkpoints import CheckpointStrategy, read_info
+from paceline.data import resolve_dataset
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.runs import RunRequest
 from paceline.workers.base import Resources, Size
+
+DETAILED_METRICS = "SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def same_arguments_as(source: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Gives a method the signature of another, so that their arguments are written down once."""
+
+    def decorate(method: Callable[..., R]) -> Callable[P, R]:
+        signature = inspect.signature(source)
+        kept = inspect.signature(method).return_annotation
+        method.__signature__ = signature.replace(return_annotation=kept)  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
+def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, defaults among them, without `self`. TypeError as from the call itself."""
+    call = inspect.signature(method).bind(*args, **kwargs)
+    call.apply_defaults()
+    return {name: value for name, value in call.arguments.items() if name != "self"}
+
+
+def request_of(train_func: Callable[..., Any], **options: Any) -> RunRequest:
+    """What was asked of a run, each option checked and brought into one form by the function named after it."""
+    checks: dict[str, Callable[[Any], Any]] = {
+        "config": config_of,
+        "checkpoint": checkpoint_of,
+        "checkpoint_strategy": strategy_of,
+        "dataset": resolve_dataset,
+    }
+    checked = {name: checks[name](value) if name in checks else value for name, value in options.items()}
+    return RunRequest(
+        train_func=train_func,
+        takes_config=takes_config(train_func),
+        detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
+        **checked,
+    )
 
 
 def takes_config(train_func: Callable[..., Any]) -> bool:

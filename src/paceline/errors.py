@@ -13,6 +13,7 @@ names the rank and carries the worker's traceback. The tree below is for everyth
     │   ├── WorkersLostError                   workers died more often than max_retries allows
     │   ├── WorkerStartError                   workers could not be started or joined into a group
     │   ├── ReportMismatchError                ranks ended with different numbers of reports
+    │   ├── SaveMismatchError                  ranks ended with different numbers of checkpoints
     │   └── TrainFunctionError                 the user's exception could not be sent to the driver
     ├── CheckpointError
     │   ├── CheckpointNotFoundError (ValueError, FileNotFoundError)
@@ -74,6 +75,10 @@ class WorkerStartError(WorkerError):
 
 
 class ReportMismatchError(WorkerError):
+    pass
+
+
+class SaveMismatchError(WorkerError):
     pass
 
 

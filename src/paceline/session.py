@@ -14,14 +14,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.backends.base import BackendConfig
-from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
-from paceline.checkpoints.savers import FollowingSaver, MemorySaver, Saver, WritingSaver
+from paceline.checkpoints import Checkpoint
+from paceline.checkpoints.checkpoint import PER_RANK
+from paceline.checkpoints.saver import Saver, Start
 from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
-from paceline.checkpoints.store import load_through
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
+from paceline.runs.request import RunRequest
 from paceline.workers import parcel
 from paceline.workers.base import Place, Wire
 from paceline.workers.reports import pack
@@ -34,24 +35,28 @@ _ALONE = Place()
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt at a run, as every rank of it gets it."""
+    """One attempt at a run, as every rank of it gets it: what was asked, and where to begin."""
 
-    fn: Callable[..., Any]
-    config: dict[str, Any] | None
-    """None when the function takes no argument."""
+    request: RunRequest
+    start: Start
     backend: BackendConfig
-    checkpoint_root: str
-    strategy: CheckpointStrategy
-    resume_from: str | dict[str, Any] | None = None
-    first_checkpoint_id: int = 1
-    first_iteration: int = 0
-    detailed_metrics: bool = False
     landmarks: tuple[Landmark, ...] = ()
     """By which a worker knows whether it sees the driver's folders."""
-    in_step: bool = False
-    """Whether `report` waits until somebody wants the next step."""
     shards: Sequence[Any] | None = None
     """Of the run's dataset, by rank."""
+
+
+class Keeper(Protocol):
+    """Something of a rank's own that every checkpoint keeps without being asked: random generators, say."""
+
+    name: str
+
+    def state(self) -> Any:
+        """What to keep, as a checkpoint holds it."""
+
+    def restore(self, own: Any | None, everybody: Callable[[], list[Any | None]]) -> None:
+        """Go on from there. `own` is None when this rank had no such state, or the number of ranks has changed;
+        `everybody()` gives that of every former rank."""
 
 
 class Session:
@@ -63,11 +68,20 @@ class Session:
         self.cleanups = ExitStack()
         """Called when the function has ended: a warm worker starts its next run as a fresh one would."""
         self._wire = wire
-        self._task = task
-        self._iteration = task.first_iteration
+        self._task, self._request = task, task.request
+        self._iteration = task.start.iteration
         self._start = self._last_report = time.perf_counter()
         self._total_s = 0.0
-        self._saver = _saver(wire, task)
+        self._keepers: dict[str, Keeper] = {}
+        self._resumed: Checkpoint | None = None
+        self._saver = Saver(
+            task.start,
+            self._request.checkpoint_strategy,
+            self.place.world_rank,
+            self.place.world_size,
+            wire,
+            partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage")),
+        )
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Number and send. The values are serialized here: what happens to them afterwards does not matter, and one
@@ -75,19 +89,40 @@ class Session:
         now = time.perf_counter()
         self._iteration += 1
         elapsed_s, self._last_report = now - self._last_report, now
-        if self._task.detailed_metrics:
+        if self._request.detailed_metrics:
             self._total_s += metrics.get("_time_this_iter_s", elapsed_s)
             metrics |= _detailed(self._total_s)
         self._wire.report(pack(metrics, time.time(), elapsed_s, self._iteration, _pickled))
-        if self._task.in_step:
+        if self._request.in_step:
             self._wire.ask("turn", self._iteration)
             self._last_report = time.perf_counter()
 
-    def save_checkpoint(self, state: dict[str, Any], directory: str | Path | None) -> None:
-        self._saver.save(state, directory, self._iteration)
+    def save_checkpoint(
+        self, state: dict[str, Any], directory: str | Path | None, per_rank: dict[str, Any] | None
+    ) -> None:
+        own = {} if per_rank is None else {PER_RANK: per_rank}
+        own |= {name: keeper.state() for name, keeper in self._keepers.items()}
+        self._saver.save(state, directory, own or None, self._iteration)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        return self._saver.load()
+        checkpoint, is_initial = self._saver.load()
+        if is_initial and checkpoint is not None:
+            self._resumed = checkpoint
+            for keeper in self._keepers.values():
+                self._restore(keeper, checkpoint)
+        return checkpoint
+
+    def keep(self, keeper: Keeper) -> None:
+        """From now on its state is part of this rank's checkpoints; it is restored with the one that the function
+        begins with, when that is loaded."""
+        self._keepers[keeper.name] = keeper
+        if self._resumed is not None:
+            self._restore(keeper, self._resumed)
+
+    @staticmethod
+    def _restore(keeper: Keeper, checkpoint: Checkpoint) -> None:
+        own = (checkpoint.own_part() or {}).get(keeper.name)
+        keeper.restore(own, lambda: [(part or {}).get(keeper.name) for part in checkpoint.parts()])
 
     def data_shard(self, name: str | None) -> Any:
         if self._task.shards is None:
@@ -113,28 +148,13 @@ class Session:
         self._wire.send("note", (kind, fields))
 
     def close(self) -> None:
-        """Wait until the last checkpoint is committed."""
+        """Wait until the last checkpoint is durable."""
         self._saver.close()
 
     def abandon(self) -> None:
         """The function has ended, in whatever way: nothing of it writes from now on. Idempotent."""
         self.cleanups.close()
         self._saver.abandon()
-
-
-def _saver(wire: Wire, task: Task) -> Saver:
-    opener = partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage"))
-    load = partial(load_through, opener)
-    if task.strategy.num_to_keep == 0:
-        keep = partial(wire.send, "kept") if wire.place.world_rank == 0 else None
-        return MemorySaver(task.resume_from, keep, load)
-    store = CheckpointStore(task.checkpoint_root, opener(task.checkpoint_root))
-    if wire.place.world_rank == 0:
-        # What was reported before a checkpoint must reach the driver before it counts: nobody will report it again.
-        return WritingSaver(
-            task.resume_from, store, task.strategy, task.first_checkpoint_id, wire.send, wire.flush, load
-        )
-    return FollowingSaver(task.resume_from, store, task.first_checkpoint_id, wire.flush, load)
 
 
 _current: Session | None = None
@@ -149,7 +169,8 @@ def train(wire: Wire, task: Task) -> tuple[Any, bool]:
     """Run the user's function in a session: what the driver submits to every rank. Returns its value and whether the
     process group is still fit for another run."""
     with open_session(wire, task) as session:
-        value = task.fn() if task.config is None else task.fn(task.config)
+        request = task.request
+        value = request.train_func(request.config) if request.takes_config else request.train_func()
         session.close()
     return value, task.backend.intact()
 
@@ -183,12 +204,16 @@ def report(*args: Any, **metrics: Any) -> None:
         _current.report(metrics)
 
 
-def save_checkpoint(directory: str | Path | None = None, **state: Any) -> None:
+def save_checkpoint(
+    directory: str | Path | None = None, *, per_rank: dict[str, Any] | None = None, **state: Any
+) -> None:
     """Save the state of the training: `save_checkpoint(epoch=3, model=model.state_dict())`.
 
-    Rank 0's state is what is kept; other ranks may call it too. The state is copied in memory, and written and
-    committed in the background. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory
-    to keep files: `save_checkpoint("my_dir", epoch=3)`; they are found in `load_checkpoint().directory`.
+    The state that is kept is rank 0's. What differs from rank to rank goes into `per_rank={...}`, which every rank gets
+    back as `load_checkpoint().per_rank`. The n-th call on all ranks makes one checkpoint: call it equally often on all
+    of them, or on rank 0 alone. The state is copied in memory and written in the background; nobody waits for another
+    rank. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory to keep files:
+    `save_checkpoint("my_dir", epoch=3)`; they are found in `load_checkpoint().directory`.
     """
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise ArgumentTypeError(
@@ -196,17 +221,22 @@ def save_checkpoint(directory: str | Path | None = None, **state: Any) -> None:
             f"got {type(directory).__name__}. Write save_checkpoint(epoch=3, model=model.state_dict()), or "
             "save_checkpoint(**state) for a dict."
         )
+    if per_rank is not None and not isinstance(per_rank, dict):
+        raise ArgumentTypeError(
+            f"save_checkpoint(per_rank=...) is a {type(per_rank).__name__}; expected a dict of what is this rank's own."
+        )
     if _current is None:
         _notice("save_checkpoint")
     else:
-        _current.save_checkpoint(state, directory)
+        _current.save_checkpoint(state, directory, per_rank)
 
 
 def load_checkpoint() -> Checkpoint | None:
     """The checkpoint to go on from, or None.
 
-    It is what this rank has saved last (rank 0's state, on every rank that calls `save_checkpoint` too); before that,
-    what the run is resumed from after a failure; before that, the checkpoint given to `run`.
+    It is what this rank has saved last (rank 0's state, on every rank that calls `save_checkpoint` too, and this rank's
+    own part); before that, what the run is resumed from after a failure; before that, the checkpoint given to `run`.
+    When the number of workers has changed since, no part is this rank's: `all_ranks` has those of all former ranks.
     """
     if _current is None:
         _notice("load_checkpoint")

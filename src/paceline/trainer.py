@@ -4,40 +4,38 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from paceline import registry
 from paceline.arguments import (
+    bound,
     check_duration,
     check_int,
     check_timeout,
-    checkpoint_of,
-    config_of,
+    request_of,
     resources_of,
+    same_arguments_as,
     size_of,
-    strategy_of,
     takes_config,
 )
 from paceline.backends import resolve_backend
 from paceline.backends.base import BackendConfig
 from paceline.callbacks import SGDCallback, default_progress
 from paceline.callbacks.dispatch import CallbackList
-from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load
-from paceline.control.controller import Controller
+from paceline.checkpoints import Checkpoint, CheckpointStrategy
+from paceline.control.controller import Controller, Limits
 from paceline.control.crew import Crew, Setup
-from paceline.control.failure import Budget
 from paceline.control.iterator import SGDIterator
-from paceline.control.plan import Plan
+from paceline.control.outcome import Budget
 from paceline.data import Source, resolve_dataset
 from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
-from paceline.runs import KeptCall, RunFolder, describe_function, load_call, load_run, resolve_logdir
+from paceline.recording.recorder import Recorder
+from paceline.runs import RunFolder, RunRequest, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
-
-DETAILED_METRICS = "SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS"
 
 
 class Trainer:
@@ -81,22 +79,23 @@ class Trainer:
         max_preemptions: int = -1,
         preemption_grace_s: float = 30.0,
     ):
-        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.arguments = _given(locals())
+        """By which another Trainer like this one can be made."""
         self.backend = resolve_backend(backend)
         self.num_workers = num_workers
-        size = size_of(num_workers, replacement_timeout_s)
+        self.size = size_of(num_workers, replacement_timeout_s)
         self.resources = resources_of(use_gpu, cpus_per_worker, gpus_per_worker, resources_per_worker)
-        self.budget = Budget(
-            max_retries=check_int("max_retries", max_retries),
-            max_preemptions=check_int("max_preemptions", max_preemptions),
+        self.limits = Limits(
+            Budget(check_int("max_retries", max_retries), check_int("max_preemptions", max_preemptions)),
+            grace_s=check_duration("preemption_grace_s", preemption_grace_s),
+            hang_timeout_s=check_timeout("hang_timeout_s", hang_timeout_s),
         )
-        self.preemption_grace_s = check_duration("preemption_grace_s", preemption_grace_s)
-        self.hang_timeout_s = check_timeout("hang_timeout_s", hang_timeout_s)
-        self.engine = resolve_engine(engine, max_workers=size.max)
+        self.engine = resolve_engine(engine, max_workers=self.size.max)
         self.logdir: Path = resolve_logdir(logdir)
-        self._crew = Crew(self.engine, self.backend, size, self.resources)
+        self._crew = Crew(self.engine, self.backend, self.size, self.resources)
         self._iterator: SGDIterator | None = None
         self._controller: Controller | None = None
+        self._recorder: Recorder | None = None
         self._loaded: tuple[str, Checkpoint] | None = None
         self.engine.warm(self.backend.preload)
 
@@ -144,38 +143,19 @@ class Trainer:
 
         An exception of the function is raised here with its own type and a note with the rank and its traceback.
         """
-        iterator = self.run_iterator(train_func, config, callbacks, dataset, checkpoint, checkpoint_strategy)
-        with iterator:
+        with self.run_iterator(**_given(locals())) as iterator:
             values = iterator.get_final_results(force=True)
         assert values is not None
         return values
 
-    def run_iterator(
-        self,
-        train_func: Callable[..., Any],
-        config: dict[str, Any] | None = None,
-        callbacks: Sequence[SGDCallback] | None = None,
-        dataset: Any = None,
-        checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
-        checkpoint_strategy: CheckpointStrategy | None = None,
-    ) -> SGDIterator:
+    @same_arguments_as(run)
+    def run_iterator(self, *args: Any, **kwargs: Any) -> SGDIterator:
         """The same as `run`, but hands out each step: iterate to get the reports of all ranks as they come."""
-        takes_config(train_func)
-        call = KeptCall(
-            arguments=self._arguments,
-            fn=train_func,
-            config=config_of(config),
-            checkpoint=checkpoint_of(checkpoint),
-            strategy=strategy_of(checkpoint_strategy),
-            source=resolve_dataset(dataset),
-        )
-        listeners = _callbacks(callbacks)
+        given = bound(Trainer.run, self, *args, **kwargs)
+        listeners = _callbacks(given.pop("callbacks"))
+        request = request_of(**given, trainer=self.arguments)
         self._end_former_run()
-        self._suit(call.source)
-        folder = RunFolder.create(self.logdir)
-        plan = self._plan(call, folder)
-        self._write_down(call, plan, folder)
-        return self._drive(plan, folder, listeners)
+        return self.drive(request, self.new_folder(request), listeners)
 
     @classmethod
     def resume(
@@ -202,21 +182,18 @@ class Trainer:
             raise RunNotResumableError(f"{run.path} has succeeded: there is nothing left to do.")
         if run.is_alive:
             raise TrainerStateError(f"{run.path} is going on, driven by process {run.status.pid} on {run.status.host}.")
-        call = load_call(run.path, train_func, trusted)
-        takes_config(call.fn)
-        if dataset is not None:
-            call = replace(call, source=resolve_dataset(dataset))
-        elif run.request.get("dataset") is not None:
+        request = load_call(run.path, train_func, trusted)
+        request = replace(request, takes_config=takes_config(request.train_func), dataset=resolve_dataset(dataset))
+        if dataset is None and run.request.get("dataset") is not None:
             raise RunNotResumableError(
                 f"{run.path} was given a dataset, which is not part of the folder: make it again, and say "
                 "Trainer.resume(run_dir, dataset=...)."
             )
         listeners = _callbacks(callbacks)
-        trainer = cls(**{**call.arguments, "logdir": run.path.parent})
+        trainer = cls(**{**request.trainer, "logdir": run.path.parent})
         try:
-            trainer._suit(call.source)
-            folder = RunFolder.reopen(run.path)
-            with trainer._drive(trainer._plan(call, folder), folder, listeners) as iterator:
+            trainer._suit(request.dataset)
+            with trainer.drive(request, RunFolder.reopen(run.path), listeners) as iterator:
                 return iterator.get_final_results(force=True) or []
         finally:
             trainer.shutdown()
@@ -245,11 +222,11 @@ class Trainer:
                 "The workers of this Trainer are started, and hold resources that the trials will need: call "
                 "shutdown() before to_tune_trainable(). Each trial starts workers of its own."
             )
-        takes_config(train_func)
-        source = resolve_dataset(dataset)
-        self._suit(source)
-        search = import_module("paceline.search")  # by name: it stands above us, and needs Ray
-        made: type[Any] = search.tune_trainable(self, train_func, source, all_ranks, strategy_of(checkpoint_strategy))
+        request = request_of(
+            train_func=train_func, dataset=dataset, checkpoint_strategy=checkpoint_strategy, trainer=self.arguments
+        )
+        self._suit(request.dataset)
+        made: type[Any] = registry.find("search", "tune")(self, request, all_ranks)
         return made
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -297,39 +274,33 @@ class Trainer:
 
     @property
     def latest_run_dir(self) -> Path | None:
-        return self._controller.folder.path if self._controller else None
+        return self._recorder.folder.path if self._recorder else None
 
     @property
     def latest_checkpoint_dir(self) -> Path | str | None:
         """The folder with the checkpoints of the latest run; a URL (str) when the strategy says so."""
-        return _as_path(self._controller.plan.checkpoint_root) if self._controller else None
+        return _as_path(self._recorder.saved.root) if self._recorder else None
 
     @property
     def latest_checkpoint_path(self) -> Path | str | None:
-        """The newest committed checkpoint of the latest run; None when there is none."""
-        if self._controller is None or self._controller.saved.latest is None:
+        """The newest committed checkpoint of the latest run; None when there is none, or it is in memory only."""
+        saved = self._recorder.saved if self._recorder else None
+        if saved is None or saved.latest is None or saved.is_in_memory:
             return None
-        return _as_path(self._controller.saved.latest.path)
+        return _as_path(saved.latest.path)
 
     @property
     def latest_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint of the latest run, else the one that run was given. Read when asked for."""
-        if self._controller is None:
+        if self._recorder is None:
             return None
-        if self._controller.saved.kept is not None:
-            return Checkpoint(self._controller.saved.kept[0])
-        if self._controller.saved.latest is not None:
-            return self._load(self._controller.saved.latest.path)
-        given = self._controller.plan.checkpoint
-        return self._load(given) if isinstance(given, str) else given
+        latest = self._recorder.saved.latest
+        return self._load(latest.path) if latest is not None else self._recorder.saved.load_latest()
 
     @property
     def best_checkpoint_path(self) -> Path | str | None:
         """The best checkpoint of the latest run by its CheckpointStrategy."""
-        if self._controller is None or self._controller.plan.strategy.num_to_keep == 0:
-            return None
-        plan = self._controller.plan
-        best = CheckpointStore(plan.checkpoint_root).best(plan.strategy)
+        best = self._recorder.saved.best() if self._recorder else None
         return _as_path(best.path) if best else None
 
     @property
@@ -367,57 +338,50 @@ class Trainer:
         """Have workers that can read the data; by default that decides where they live."""
         if source is None or self.engine.name in (source.engine, "inline"):
             return
-        if self._arguments["engine"] is not None or self._crew.is_set_up:
+        if self.arguments["engine"] is not None or self._crew.is_set_up:
             raise ArgumentError(
                 f"The dataset can be read on engine={source.engine!r} only; the workers of this Trainer live on "
                 f"{self.engine.name!r}. Make it with Trainer(engine={source.engine!r})."
             )
-        self.engine = resolve_engine(source.engine, max_workers=self._crew.size.max)
+        self.engine = resolve_engine(source.engine, max_workers=self.size.max)
         self._crew.move_to(self.engine)
 
-    def _plan(self, call: KeptCall, folder: RunFolder) -> Plan:
-        return Plan(
-            fn=call.fn,
-            config=call.config,
-            takes_config=takes_config(call.fn),
-            checkpoint=call.checkpoint,
-            checkpoint_root=_checkpoint_root(call.strategy, folder),
-            strategy=call.strategy,
-            source=call.source,
-            budget=self.budget,
-            grace_s=self.preemption_grace_s,
-            hang_timeout_s=self.hang_timeout_s,
-            detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
+    def new_folder(self, request: RunRequest) -> RunFolder:
+        """Makes a run folder for what is asked, and writes that down. For those who drive a run themselves."""
+        self._suit(request.dataset)
+        folder = RunFolder.create(self.logdir)
+        folder.write_request(
+            {
+                "engine": self.engine.name,
+                "backend": repr(self.backend),
+                "num_workers": self.num_workers,
+                "resources": {"cpus": self.resources.cpus, "gpus": self.resources.gpus, **self.resources.custom},
+                "max_retries": self.limits.budget.max_retries,
+                "checkpoint_root": checkpoint_root(request.checkpoint_strategy, folder),
+                **request.for_folder(),
+            }
         )
+        folder.keep_call(request)
+        return folder
 
-    def _write_down(self, call: KeptCall, plan: Plan, folder: RunFolder, **more: Any) -> None:
-        folder.write_request({**self._request(plan), **more})
-        folder.keep_call(call)
-
-    def _drive(self, plan: Plan, folder: RunFolder, callbacks: CallbackList) -> SGDIterator:
-        self._controller = Controller(self._crew, self.backend, plan, folder, callbacks)
+    def drive(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList) -> SGDIterator:
+        """Begin the run in this folder; whoever iterates over what is returned drives it."""
+        root = checkpoint_root(request.checkpoint_strategy, folder)
+        self._recorder = Recorder(request, folder, callbacks, root)
+        self._controller = Controller(self._crew, self.backend, self.limits, self._recorder)
         self._iterator = SGDIterator(self._controller)
         return self._iterator
 
     def _load(self, path: str) -> Checkpoint:
         if self._loaded is None or self._loaded[0] != path:
-            self._loaded = (path, load(path))
+            assert self._recorder is not None
+            self._loaded = (path, self._recorder.saved.load(path))
         return self._loaded[1]
 
-    def _request(self, plan: Plan) -> dict[str, Any]:
-        return {
-            "function": describe_function(plan.fn),
-            "config": plan.config,
-            "engine": self.engine.name,
-            "backend": repr(self.backend),
-            "num_workers": self.num_workers,
-            "resources": {"cpus": self.resources.cpus, "gpus": self.resources.gpus, **self.resources.custom},
-            "max_retries": self.budget.max_retries,
-            "checkpoint": plan.checkpoint if isinstance(plan.checkpoint, str) else None,
-            "checkpoint_root": plan.checkpoint_root,
-            "checkpoint_strategy": plan.strategy,
-            "dataset": plan.source.describe() if plan.source else None,
-        }
+
+def _given(names: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method, from its locals() at its first line."""
+    return {name: value for name, value in names.items() if name not in ("self", "__class__")}
 
 
 def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
@@ -428,7 +392,7 @@ def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
     return CallbackList([*listeners, progress])
 
 
-def _checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
+def checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
     if strategy.storage_path is None:
         return str(folder.checkpoints_dir)
     place = strategy.storage_path.rstrip("/")

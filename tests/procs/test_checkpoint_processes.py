@@ -80,7 +80,7 @@ def test_worker_is_killed_while_writing(tmp_path):
     assert [load(info.path)["step"] for info in store.list()] == [1, 2]
     staging = [name for name in os.listdir(tmp_path) if name.startswith(".")]
     assert len(staging) == 1  # the half-written one, which only the next writer may clear
-    store.commit(store.next_id(), snapshot({"step": 3}))
+    store.write(store.next_id(), snapshot({"step": 3}))
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_000001", "checkpoint_000002", "checkpoint_000003"]
     assert load(store.path_of(3)) == {"step": 3}
 
@@ -90,7 +90,7 @@ def test_living_writer_is_not_swept_by_another(tmp_path):
     try:
         assert process.stdout.readline() == "writing\n"
         store = CheckpointStore(tmp_path)
-        store.commit(7, snapshot({"from": "the other"}))
+        store.write(7, snapshot({"from": "the other"}))
         assert len([name for name in os.listdir(tmp_path) if name.startswith(".")]) == 1
     finally:
         _, errors = process.communicate(timeout=60)  # ends its stdin, so it goes on
@@ -109,7 +109,7 @@ MANY_COMMITS = """
     won = []
     for id in range(1, 31):
         try:
-            store.commit(id, snapshot({"writer": mine, "w": content}))
+            store.write(id, snapshot({"writer": mine, "w": content}))
             won.append(id)
         except FileExistsError:
             pass
@@ -198,8 +198,8 @@ def test_import_loads_no_library():
 
 def test_checkpoint_of_plain_values_loads_without_torch_and_one_with_tensors_says_what_it_needs(tmp_path):
     store = CheckpointStore(tmp_path)
-    store.commit(1, snapshot({"epoch": 4}))
-    store.commit(2, snapshot({"w": torch.ones(2)}))
+    store.write(1, snapshot({"epoch": 4}))
+    store.write(2, snapshot({"w": torch.ones(2)}))
     code = """
         import sys
         sys.modules["torch"] = None  # as if it were not installed

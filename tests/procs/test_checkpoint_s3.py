@@ -91,7 +91,7 @@ def test_commit_list_load(store, client, bucket, tmp_path):
     (tmp_path / "mine" / "sub").mkdir(parents=True)
     (tmp_path / "mine" / "sub" / "a.txt").write_text("hello")
     state = {"epoch": 4, "w": torch.randn(3_000_000), "z": torch.ones(2, dtype=torch.complex128)}
-    info = store.commit(1, snapshot(state), score=0.5, directory=tmp_path / "mine")
+    info = store.write(1, snapshot(state), score=0.5, directory=tmp_path / "mine")
     assert sorted(keys(client, bucket)) == [
         f"run_001/checkpoints/checkpoint_000001/{name}"
         for name in ("arrays.safetensors", "checkpoint.json", "files/sub/a.txt", "state.json")
@@ -110,13 +110,13 @@ def test_empty_bucket_and_missing_checkpoint(store):
     assert (store.list(), store.latest(), store.next_id()) == ([], None, 1)
     with pytest.raises(CheckpointNotFoundError, match="nor is there another one"):
         load(store.path_of(1))
-    store.commit(1, snapshot({}))
+    store.write(1, snapshot({}))
     with pytest.raises(CheckpointNotFoundError, match=f"checkpoints in {store.root}: {store.path_of(1)}"):
         load(store.path_of(2))
 
 
 def test_upload_without_manifest_does_not_exist_for_readers(store, client, bucket):
-    store.commit(1, snapshot({"x": 1}))
+    store.write(1, snapshot({"x": 1}))
     client.put_object(Bucket=bucket, Key="run_001/checkpoints/checkpoint_000002/state.json", Body=b"{}")
     assert [info.id for info in store.list()] == [1]
     with pytest.raises(CheckpointNotFoundError):
@@ -137,9 +137,9 @@ def test_retention_in_the_bucket(store, client, bucket):
 
 
 def test_taken_id(store):
-    store.commit(1, snapshot({"x": 1}))
+    store.write(1, snapshot({"x": 1}))
     with pytest.raises(FileExistsError):
-        store.commit(1, snapshot({"x": 2}))
+        store.write(1, snapshot({"x": 2}))
     assert load(store.path_of(1)) == {"x": 1}
 
 
@@ -164,7 +164,7 @@ LOAD = """
 def test_load_in_a_new_process_with_amazons_variable(store, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a").write_text("file")
-    info = store.commit(1, snapshot({"epoch": 4, "w": torch.ones(8)}), directory=tmp_path / "mine")
+    info = store.write(1, snapshot({"epoch": 4, "w": torch.ones(8)}), directory=tmp_path / "mine")
     values, directory = python(LOAD, info.path).splitlines()
     assert values == "4 8.0 file"
     assert not Path(directory).exists()  # the download went with its process
@@ -173,7 +173,7 @@ def test_load_in_a_new_process_with_amazons_variable(store, tmp_path):
 def test_load_in_a_new_process_with_fsspecs_variable(store, endpoint, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a").write_text("file")
-    info = store.commit(1, snapshot({"epoch": 4, "w": torch.ones(8)}), directory=tmp_path / "mine")
+    info = store.write(1, snapshot({"epoch": 4, "w": torch.ones(8)}), directory=tmp_path / "mine")
     output = python(LOAD, info.path, AWS_ENDPOINT_URL="", FSSPEC_S3_ENDPOINT_URL=endpoint)
     assert output.startswith("4 8.0 file\n")
 

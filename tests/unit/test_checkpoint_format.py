@@ -46,7 +46,7 @@ def there_and_back(request, tmp_path):
         return copy_of
 
     def through_disk(state):
-        return load(CheckpointStore(tmp_path).commit(1, snapshot(state)).path)
+        return load(CheckpointStore(tmp_path).write(1, snapshot(state)).path)
 
     return through_disk
 
@@ -242,7 +242,7 @@ def test_state_of_every_scheduler(make):
 def test_tied_tensors_are_stored_once_and_come_back_as_one(tmp_path):
     weight = torch.nn.Parameter(torch.randn(1000))
     model = {"embed": weight, "head": weight.detach(), "half": weight[:500], "same": np.arange(9)}
-    info = CheckpointStore(tmp_path).commit(1, snapshot({"model": model, "again": model["same"]}))
+    info = CheckpointStore(tmp_path).write(1, snapshot({"model": model, "again": model["same"]}))
     back = load(info.path)
     assert back["model"]["embed"] is back["model"]["head"]
     assert back["model"]["same"] is back["again"]
@@ -267,7 +267,7 @@ def test_lazy_conjugate_and_negative_views():
 
 def test_the_safetensors_package_reads_our_file(tmp_path):
     tensors = {name: torch.ones(3, 2, dtype=getattr(torch, name)) for name in TORCH_DTYPES if "fnu" not in name}
-    info = CheckpointStore(tmp_path).commit(1, snapshot({"t": tensors, "odd": torch.ones(3, dtype=torch.int8)}))
+    info = CheckpointStore(tmp_path).write(1, snapshot({"t": tensors, "odd": torch.ones(3, dtype=torch.int8)}))
     opened = safetensors.torch.load_file(Path(info.path) / ARRAYS_FILE)
     for name, tensor in tensors.items():
         if not tensor.is_complex():

@@ -70,7 +70,7 @@ def test_url_needs_no_relay():
 
 def test_given_checkpoint_is_relayed_from_a_folder_that_is_not_the_runs_own(tmp_path, root, opener):
     given = CheckpointStore(tmp_path / "former")
-    given.commit(3, snapshot({"step": 7}))
+    given.write(3, snapshot({"step": 7}))
     relay = StorageRelay(None, given.path_of(3))
     landmarks = relay.begin()
     asked = []

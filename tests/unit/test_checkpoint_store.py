@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 
 def test_commit_and_load(store):
-    info = store.commit(3, snapshot(STATE), score=0.5, iteration=7)
+    info = store.write(3, snapshot(STATE), score=0.5, iteration=7)
     assert (info.id, info.score, info.iteration, info.path) == (3, 0.5, 7, store.path_of(3))
     assert info.path.endswith("/checkpoints/checkpoint_000003")
     back = load(info.path)
@@ -50,7 +50,7 @@ def test_commit_and_load(store):
 
 
 def test_it_is_a_dict_and_prints_like_one(store):
-    back = load(store.commit(1, snapshot({"epoch": 4, "model": 10})).path)
+    back = load(store.write(1, snapshot({"epoch": 4, "model": 10})).path)
     assert repr(back) == str(back) == "{'epoch': 4, 'model': 10}"
     assert back == {"epoch": 4, "model": 10}
     again = pickle.loads(pickle.dumps(back))
@@ -59,12 +59,12 @@ def test_it_is_a_dict_and_prints_like_one(store):
 
 def test_info_survives_nan_and_inf(store):
     for id, score in enumerate([float("nan"), float("inf"), None], start=1):
-        store.commit(id, snapshot({}), score=score)
+        store.write(id, snapshot({}), score=score)
     assert [repr(info.score) for info in store.list()] == ["nan", "inf", "None"]
 
 
 def test_directory_beside_state(store, folder):
-    info = store.commit(1, snapshot(STATE), directory=folder)
+    info = store.write(1, snapshot(STATE), directory=folder)
     shutil.rmtree(folder)
     back = load(info.path)
     files = {str(path.relative_to(back.directory)) for path in back.directory.rglob("*") if path.is_file()}
@@ -75,14 +75,14 @@ def test_directory_beside_state(store, folder):
 
 
 def test_committed_files_are_not_the_users_files(tmp_path, folder):
-    info = CheckpointStore(tmp_path / "c").commit(1, snapshot({}), directory=folder)
+    info = CheckpointStore(tmp_path / "c").write(1, snapshot({}), directory=folder)
     with open(folder / "weights.bin", "r+b") as file:
         file.write(b"changed")
     assert (load(info.path).directory / "weights.bin").read_bytes() == b"\x00" * 100
 
 
 def test_remote_directory_outlives_the_checkpoint_object(folder):
-    info = CheckpointStore(f"memory://{folder.parent.name}").commit(1, snapshot({}), directory=folder)
+    info = CheckpointStore(f"memory://{folder.parent.name}").write(1, snapshot({}), directory=folder)
     directory = load(info.path).directory
     assert (directory / "weights.bin").stat().st_size == 100
 
@@ -99,7 +99,7 @@ def test_directory_that_cannot_be_saved(kind, tmp_path):
     if kind == "fifo":
         os.mkfifo(path / "pipe")
     with pytest.raises(ArgumentError, match="mine"):
-        CheckpointStore(tmp_path / "c").commit(1, snapshot({}), directory=path)
+        CheckpointStore(tmp_path / "c").write(1, snapshot({}), directory=path)
     assert CheckpointStore(tmp_path / "c").list() == []
 
 
@@ -107,7 +107,7 @@ def test_list_is_by_id_and_tolerates_foreign_and_torn_things(tmp_path):
     store = CheckpointStore(tmp_path)
     assert (store.list(), store.latest(), store.best(CheckpointStrategy())) == ([], None, None)
     for id in (10, 2, 1_000_000):
-        store.commit(id, snapshot({}))
+        store.write(id, snapshot({}))
     (tmp_path / "checkpoint_000004").mkdir()  # torn: no manifest
     (tmp_path / "checkpoint_000005").mkdir()
     (tmp_path / "checkpoint_000005" / "checkpoint.json").write_text("{")
@@ -127,7 +127,7 @@ def test_next_id_counts_torn_ones(tmp_path):
 
 def test_copied_checkpoint_goes_by_its_name(tmp_path):
     store = CheckpointStore(tmp_path)
-    store.commit(1, snapshot(STATE))
+    store.write(1, snapshot(STATE))
     shutil.copytree(store.path_of(1), store.path_of(9))
     assert [(info.id, info.path) for info in store.list()] == [(1, store.path_of(1)), (9, store.path_of(9))]
     shutil.copytree(store.path_of(1), tmp_path / "favourite")
@@ -137,7 +137,7 @@ def test_copied_checkpoint_goes_by_its_name(tmp_path):
 def test_best_and_prune(store):
     strategy = CheckpointStrategy(2, "loss", "min")
     for id, loss in enumerate([0.5, 0.1, 0.9, 0.3, 0.7], start=1):
-        store.commit(id, snapshot({}), score=loss)
+        store.write(id, snapshot({}), score=loss)
     assert store.best(strategy).id == 2
     assert sorted(info.id for info in store.prune(strategy)) == [1, 3]
     assert [info.id for info in store.list()] == [2, 4, 5]
@@ -147,15 +147,15 @@ def test_best_and_prune(store):
 
 
 def test_an_id_is_never_overwritten(store):
-    store.commit(1, snapshot({"x": 1}))
+    store.write(1, snapshot({"x": 1}))
     with pytest.raises(FileExistsError):
-        store.commit(1, snapshot({"x": 2}))
+        store.write(1, snapshot({"x": 2}))
     assert load(store.path_of(1)) == {"x": 1}
 
 
 def test_missing_checkpoint_says_what_is_there_instead(store):
     for id in range(1, 9):
-        store.commit(id, snapshot({}))
+        store.write(id, snapshot({}))
     checkpoints = store.root
     for wrong in (store.path_of(99), checkpoints, checkpoints.rpartition("/")[0]):
         with pytest.raises(CheckpointNotFoundError) as caught:
@@ -178,7 +178,7 @@ def test_nothing_there_at_all(tmp_path):
 
 
 def test_checkpoint_without_manifest_was_never_finished(store):
-    info = store.commit(1, snapshot(STATE))
+    info = store.write(1, snapshot(STATE))
     if info.path.startswith("memory"):
         fsspec.filesystem("memory").rm_file(info.path.removeprefix("memory:/") + "/checkpoint.json")
     else:
@@ -191,7 +191,7 @@ def test_checkpoint_without_manifest_was_never_finished(store):
 @pytest.mark.parametrize("file", ["state.json", "arrays.safetensors", "files/weights.bin", "checkpoint.json"])
 @pytest.mark.parametrize("damage", ["truncated", "extended", "flipped", "emptied"])
 def test_damaged_file_is_named(file, damage, tmp_path, folder):
-    info = CheckpointStore(tmp_path / "c").commit(1, snapshot(STATE), directory=folder)
+    info = CheckpointStore(tmp_path / "c").write(1, snapshot(STATE), directory=folder)
     path = Path(info.path) / file
     data = bytearray(path.read_bytes())
     if damage == "truncated":
@@ -211,7 +211,7 @@ def test_damaged_file_is_named(file, damage, tmp_path, folder):
 
 
 def test_every_flipped_bit_of_the_arrays_is_noticed(tmp_path):
-    info = CheckpointStore(tmp_path).commit(1, snapshot({"x": torch.arange(4.0)}))
+    info = CheckpointStore(tmp_path).write(1, snapshot({"x": torch.arange(4.0)}))
     path = Path(info.path) / "arrays.safetensors"
     good = path.read_bytes()
     for bit in range(len(good) * 8):
@@ -224,14 +224,14 @@ def test_every_flipped_bit_of_the_arrays_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("file", ["state.json", "arrays.safetensors", "files/weights.bin"])
 def test_missing_file_is_named(file, tmp_path, folder):
-    info = CheckpointStore(tmp_path / "c").commit(1, snapshot(STATE), directory=folder)
+    info = CheckpointStore(tmp_path / "c").write(1, snapshot(STATE), directory=folder)
     (Path(info.path) / file).unlink()
     with pytest.raises(CheckpointDamagedError, match=Path(file).name):
         load(info.path)
 
 
 def test_manifest_cannot_lead_out_of_the_checkpoint(tmp_path):
-    info = CheckpointStore(tmp_path).commit(1, snapshot({}))
+    info = CheckpointStore(tmp_path).write(1, snapshot({}))
     path = Path(info.path) / "checkpoint.json"
     honest = Manifest.from_bytes(path.read_bytes(), info.path)
     for name in ("files/../../../x", "/etc/passwd", ""):
@@ -244,7 +244,7 @@ def test_manifest_cannot_lead_out_of_the_checkpoint(tmp_path):
 def test_newer_format_is_not_called_damaged(tmp_path):
     import zlib
 
-    info = CheckpointStore(tmp_path).commit(1, snapshot({}))
+    info = CheckpointStore(tmp_path).write(1, snapshot({}))
     path = Path(info.path) / "checkpoint.json"
     body = json.loads(path.read_text())
     del body["crc32"]
@@ -267,7 +267,7 @@ def test_store_travels_to_another_process(tmp_path):
 
 
 def test_copy_is_a_checkpoint_of_its_own(store, folder, tmp_path):
-    info = store.commit(3, snapshot(STATE), score=0.5, iteration=7, directory=folder)
+    info = store.write(3, snapshot(STATE), score=0.5, iteration=7, directory=folder)
     target = tmp_path / "empty"
     target.mkdir()
     there = copy(info.path, target)
@@ -281,7 +281,7 @@ def test_copy_is_a_checkpoint_of_its_own(store, folder, tmp_path):
 
 
 def test_copy_never_overwrites_and_notices_damage(store, tmp_path):
-    path = store.commit(1, snapshot(STATE)).path
+    path = store.write(1, snapshot(STATE)).path
     copy(path, tmp_path / "copy")
     with pytest.raises(FileExistsError):
         copy(path, tmp_path / "copy")

@@ -215,7 +215,7 @@ def test_checkpoints_are_those_that_were_committed(folder: RunFolder) -> None:
     assert (run.checkpoints, run.latest_checkpoint_path, run.best_checkpoint_path) == ([], None, None)
     store = CheckpointStore(folder.checkpoints_dir)
     for number, accuracy in enumerate([0.1, 0.9, 0.5], 1):
-        store.commit(number, snapshot({"accuracy": accuracy}), score=accuracy, iteration=number)
+        store.write(number, snapshot({"accuracy": accuracy}), score=accuracy, iteration=number)
     (folder.checkpoints_dir / "checkpoint_000004").mkdir()  # killed before it was whole
     assert [info.id for info in run.checkpoints] == [1, 2, 3]
     assert run.latest_checkpoint_path == str(folder.checkpoints_dir / "checkpoint_000003")
@@ -227,7 +227,7 @@ def test_the_best_checkpoint_is_the_best_by_the_strategy_of_the_run(folder: RunF
 
     store = CheckpointStore(tmp_path / "elsewhere")
     for number, loss in enumerate([0.5, 0.1, 0.9], 1):
-        store.commit(number, snapshot({"loss": loss}), score=loss, iteration=number)
+        store.write(number, snapshot({"loss": loss}), score=loss, iteration=number)
     strategy = CheckpointStrategy(checkpoint_score_attribute="loss", checkpoint_score_order="min")
     folder.write_request({"checkpoint_root": store.root, "checkpoint_strategy": strategy})
     run = load_run(folder.path)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from paceline.backends.base import BackendConfig, Caller
 from paceline.errors import ArgumentError
+from paceline.registry import TORCH_WORKER_MODULES
 from paceline.workers.base import Preload, Raised, Wire
 
 _BROKEN = re.compile(
@@ -32,9 +33,7 @@ class TorchConfig(BackendConfig):
         to_train=(
             "torch._dynamo",  # by the first DDP model, for more than a second
             "torch.nn.parallel",
-            "paceline.checkpoints.content.torch_arrays",
-            "paceline.prepare.loader",
-            "paceline.prepare.model",
+            *TORCH_WORKER_MODULES,
         ),
     )
 

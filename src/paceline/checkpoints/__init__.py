@@ -8,7 +8,6 @@ from paceline.checkpoints.content.snapshot import Buffers, Snapshot, copy_of, sn
 from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.store import CheckpointStore, copy, load, read_info
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
-from paceline.checkpoints.writer import CheckpointWriter
 
 __all__ = [
     "Buffers",
@@ -16,7 +15,6 @@ __all__ = [
     "CheckpointInfo",
     "CheckpointStore",
     "CheckpointStrategy",
-    "CheckpointWriter",
     "Snapshot",
     "Storage",
     "copy",

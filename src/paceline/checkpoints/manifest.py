@@ -13,23 +13,28 @@ from paceline.checkpoints.content.files import FileRecord
 from paceline.errors import CheckpointDamagedError, CheckpointError
 
 MANIFEST_FILE = "checkpoint.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE = (1, 2)  # version 1 had one writer, and nothing of a rank's own
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """`ranks` are those of the `world_size` ranks whose part is in it."""
+
     id: int
     time: float
     score: float | None
     iteration: int
     files: tuple[FileRecord, ...]
+    world_size: int = 1
+    ranks: tuple[int, ...] = (0,)
 
     @property
     def num_bytes(self) -> int:
         return sum(record.num_bytes for record in self.files)
 
     def info(self, path: str) -> CheckpointInfo:
-        return CheckpointInfo(self.id, path, self.score, self.iteration, self.time, self.num_bytes)
+        return CheckpointInfo(self.id, path, self.score, self.iteration, self.time, self.num_bytes, self.world_size)
 
     def to_bytes(self) -> bytes:
         body = {
@@ -53,9 +58,9 @@ class Manifest:
                 raise ValueError("its checksum does not match its content")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(path, MANIFEST_FILE, f"it is not a manifest ({error})") from error
-        if body["version"] != FORMAT_VERSION:
+        if body["version"] not in _READABLE:
             raise CheckpointError(
-                f"{path} has format version {body['version']}, this Paceline reads version {FORMAT_VERSION}: "
+                f"{path} has format version {body['version']}, this Paceline reads versions up to {FORMAT_VERSION}: "
                 "load it with the Paceline that wrote it, or a newer one."
             )
         return cls._from_body(body, path)
@@ -65,7 +70,10 @@ class Manifest:
         try:
             files = tuple(FileRecord(str(f["name"]), int(f["num_bytes"]), int(f["crc32"])) for f in body["files"])
             score = None if body["score"] is None else float(body["score"])
-            manifest = cls(int(body["id"]), float(body["time"]), score, int(body["iteration"]), files)
+            world_size, ranks = int(body.get("world_size", 1)), tuple(map(int, body.get("ranks", [0])))
+            manifest = cls(
+                int(body["id"]), float(body["time"]), score, int(body["iteration"]), files, world_size, ranks
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(path, MANIFEST_FILE, f"a field is missing or wrong ({error!r})") from error
         for record in files:

@@ -1,20 +1,23 @@
-"""The checkpoints of one run, on disk or behind a URL: list, commit, prune; and loading one from anywhere."""
+"""The checkpoints of one run, on disk or behind a URL: list, put, commit, prune; and loading one from anywhere."""
 
 import atexit
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
 from paceline.checkpoints.content import directory as user_directory
 from paceline.checkpoints.content.directory import StagedDirectory
 from paceline.checkpoints.content.files import DiskFile, FileRecord, MemoryFile, SourceFile, record_of
-from paceline.checkpoints.content.snapshot import FILES_DIR, STATE_FILE, Snapshot, read_state, verify
+from paceline.checkpoints.content.snapshot import FILES_DIR, STATE_FILE, Snapshot, rank_dir, read_state, verify
 from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged
-from paceline.checkpoints.storage.base import Fetched, Storage, open_storage, split_path
+from paceline.checkpoints.part import DraftFound, Part
+from paceline.checkpoints.storage.base import Draft, Fetched, Storage, open_storage, split_path
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 
@@ -32,8 +35,10 @@ class CheckpointStore:
     to one run: ids are given, and old checkpoints pruned, by what is in it.
     """
 
-    def __init__(self, root: str | Path, storage: Storage | None = None):
+    def __init__(self, root: str | Path, storage: Storage | None = None, token: str = "0"):
+        """`token` is the attempt's, by which its drafts are told from those of others."""
         self.storage = storage or open_storage(root)
+        self._token = token
 
     @property
     def root(self) -> str:
@@ -62,29 +67,54 @@ class CheckpointStore:
         """
         return user_directory.stage(directory, self.storage.workspace, FILES_DIR)
 
-    def commit(
+    def draft_of(self, id: int) -> Draft:
+        return Draft(name_of(id), self._token)
+
+    def put(self, id: int, files: Sequence[SourceFile]) -> None:
+        """Add one writer's files to the draft of a checkpoint, which nobody sees yet. OSError if that cannot be, and
+        then none of them is left."""
+        self.storage.put(self.draft_of(id), files)
+
+    def commit(self, parts: Iterable[Part], world_size: int) -> CheckpointInfo:
+        """Make one checkpoint of the parts that were put, rank 0's among them. When this returns, it survives a power
+        cut. FileExistsError if there is one with this id: no checkpoint is ever overwritten."""
+        by_rank = {part.rank: part for part in parts}
+        first = by_rank[0]
+        files = tuple(record for rank in sorted(by_rank) for record in by_rank[rank].files)
+        manifest = Manifest(
+            first.id, first.time, first.score, first.iteration, files, world_size, ranks=tuple(sorted(by_rank))
+        )
+        _commit(self.storage, self.draft_of(first.id), manifest)
+        return manifest.info(self.path_of(first.id))
+
+    def discard(self, id: int) -> None:
+        """Give up a checkpoint whose parts will not be complete."""
+        self.storage.discard(self.draft_of(id))
+
+    def write(
         self,
         id: int,
         snapshot: Snapshot,
         *,
         score: float | None = None,
         iteration: int = 0,
-        directory: str | Path | StagedDirectory | None = None,
+        directory: str | Path | None = None,
         saved_at: float | None = None,
     ) -> CheckpointInfo:
-        """Writes one checkpoint; when this returns, it survives a power cut. OSError if it cannot, and
-        nothing is left.
-
-        FileExistsError if there is one with this id: no checkpoint is ever overwritten.
-        """
-        if isinstance(directory, (str, Path)):
-            with self.stage(directory) as staged:
-                return self.commit(id, snapshot, score=score, iteration=iteration, directory=staged, saved_at=saved_at)
-        files: Sequence[SourceFile] = [*snapshot.files(), *(directory.files if directory else ())]
-        records = tuple(record_of(file) for file in files)
-        manifest = Manifest(id, time.time() if saved_at is None else saved_at, score, iteration, records)
-        self.storage.write(name_of(id), [*files, MemoryFile(MANIFEST_FILE, [manifest.to_bytes()])])
-        return manifest.info(self.path_of(id))
+        """Put and commit a checkpoint that has one writer. OSError if that cannot be, and nothing is left."""
+        staged = None if directory is None else self.stage(directory)
+        try:
+            files: list[SourceFile] = [*snapshot.files(), *(staged.files if staged else ())]
+            records = tuple(record_of(file) for file in files)
+            self.put(id, files)
+            saved_at = time.time() if saved_at is None else saved_at
+            return self.commit([Part(id, 0, iteration, saved_at, records, score)], world_size=1)
+        except OSError:
+            self.discard(id)
+            raise
+        finally:
+            if staged is not None:
+                staged.close()
 
     def prune(self, strategy: CheckpointStrategy, spare_id: int | None = None) -> _Infos:
         """Deletes what the strategy does not keep, except `spare_id`, and returns it."""
@@ -122,25 +152,63 @@ def load(path: str | Path) -> Checkpoint:
     return load_through(open_storage, path)
 
 
-def load_through(opener: Callable[[str | Path], Storage], path: str | Path) -> Checkpoint:
-    """As `load`, for a process that has its own way to the folder."""
+def load_through(
+    opener: Callable[[str | Path], Storage], path: str | Path, rank: int | None = None, world_size: int | None = None
+) -> Checkpoint:
+    """As `load`, for a process that has its own way to the folder; for a rank, if one is given, with its own part when
+    there were as many ranks as there are now."""
     storage, name, manifest = _open(path, opener)
-    users = [record for record in manifest.files if record.name.startswith(f"{FILES_DIR}/")]
-    own = [record for record in manifest.files if record not in users]
+    keeps_rank = world_size == manifest.world_size and rank in manifest.ranks
     with _explain_missing_files(storage, name):
-        fetched = _fetch(storage, name, own)
+        return _read(storage, name, manifest.files, manifest.world_size, rank if keeps_rank else None)
+
+
+def load_draft(storage: Storage, found: DraftFound, rank: int) -> Checkpoint:
+    """What this run has just saved and the driver has not committed yet. FileNotFoundError once it has, or when it was
+    given up."""
+    return _read(storage, found.draft, found.files, found.world_size, rank)
+
+
+def _read(
+    storage: Storage, source: str | Draft, records: Sequence[FileRecord], world_size: int, rank: int | None
+) -> Checkpoint:
+    path = storage.path_of(source.name if isinstance(source, Draft) else source)
+    users = [record for record in records if record.name.startswith(f"{FILES_DIR}/")]
+    parts = _StoredParts(storage, source, records, world_size, path)
+    fetched = _fetch(storage, source, [record for record in records if "/" not in record.name], path)
+    try:
+        state = read_state(fetched.path, path)
+    finally:
+        fetched.discard()
+    directory = None
+    if users:
+        kept = _fetch(storage, source, users, path)
+        # until the process ends, not until the Checkpoint is dropped: load(...).directory alone must stay good
+        atexit.register(kept.discard)
+        directory = kept.path / FILES_DIR
+    return Checkpoint(state, path=path, directory=directory, parts=parts, rank=rank)
+
+
+@dataclass(frozen=True)
+class _StoredParts:
+    """See `Parts`."""
+
+    storage: Storage
+    source: str | Draft
+    records: Sequence[FileRecord]
+    world_size: int
+    path: str
+
+    def read(self, rank: int) -> dict[str, Any] | None:
+        folder = rank_dir(rank)
+        records = [record for record in self.records if record.name.startswith(folder)]
+        if not records:
+            return None
+        fetched = _fetch(self.storage, self.source, records, self.path)
         try:
-            state = read_state(fetched.path, storage.path_of(name))
+            return read_state(fetched.path / folder, self.path)
         finally:
             fetched.discard()
-        directory = None
-        if users:
-            kept = _fetch(storage, name, users)
-            # until the process ends, not until the Checkpoint is dropped: load(...).directory alone must stay
-            # good
-            atexit.register(kept.discard)
-            directory = kept.path / FILES_DIR
-    return Checkpoint(state, path=storage.path_of(name), directory=directory)
 
 
 def read_info(path: str | Path) -> CheckpointInfo:
@@ -157,10 +225,14 @@ def copy(path: str | Path, target: str | Path) -> CheckpointInfo:
     root, target_name = split_path(target)
     storage = open_storage(root)
     with _explain_missing_files(source, name):
-        fetched = _fetch(source, name, manifest.files)
+        fetched = _fetch(source, name, manifest.files, source.path_of(name))
+    draft = Draft(target_name, secrets.token_hex(4))
     try:
-        files = [DiskFile(record.name, fetched.path / record.name) for record in manifest.files]
-        storage.write(target_name, [*files, MemoryFile(MANIFEST_FILE, [manifest.to_bytes()])])
+        storage.put(draft, [DiskFile(record.name, fetched.path / record.name) for record in manifest.files])
+        _commit(storage, draft, manifest)
+    except BaseException:
+        storage.discard(draft)
+        raise
     finally:
         fetched.discard()
     return manifest.info(storage.path_of(target_name))
@@ -177,10 +249,15 @@ def _open(path: str | Path, opener: Callable[[str | Path], Storage]) -> tuple[St
     return storage, name, Manifest.from_bytes(data, storage.path_of(name))
 
 
-def _fetch(storage: Storage, name: str, records: Sequence[FileRecord]) -> Fetched:
-    fetched = storage.fetch(name, [record.name for record in records])
+def _commit(storage: Storage, draft: Draft, manifest: Manifest) -> None:
+    file = MemoryFile(MANIFEST_FILE, [manifest.to_bytes()])
+    storage.commit(draft, file, [record.name for record in manifest.files])
+
+
+def _fetch(storage: Storage, source: str | Draft, records: Sequence[FileRecord], path: str) -> Fetched:
+    fetched = storage.fetch(source, [record.name for record in records])
     try:
-        verify(fetched.path, records, storage.path_of(name))
+        verify(fetched.path, records, path)
     except BaseException:
         fetched.discard()
         raise

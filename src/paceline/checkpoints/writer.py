@@ -1,6 +1,4 @@
-"""The worker's side of `save_checkpoint`: training waits while the state is copied in memory; a thread writes
-it out.
-"""
+"""A rank's side of `save_checkpoint`: training waits while the state is copied in memory; a thread writes it out."""
 
 import logging
 import threading
@@ -10,89 +8,89 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.checkpoint import CheckpointInfo
 from paceline.checkpoints.content import directory as user_directory
 from paceline.checkpoints.content.directory import StagedDirectory
-from paceline.checkpoints.content.snapshot import Buffers, Snapshot, encode
+from paceline.checkpoints.content.files import SourceFile, record_of
+from paceline.checkpoints.content.snapshot import Buffers, encode, rank_dir
+from paceline.checkpoints.part import Part
 from paceline.checkpoints.store import CheckpointStore
-from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.errors import CheckpointError, CheckpointWriteError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Content:
+    """What a rank saves: the shared state (rank 0 alone), a directory of files with it, and what is the rank's own."""
+
+    shared: Mapping[str, Any] | None = None
+    directory: str | Path | None = None
+    own: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class _Job:
-    id: int
-    snapshot: Snapshot
+    part: Part
+    files: list[SourceFile]
     staged: StagedDirectory | None
-    score: float | None
-    iteration: int
-    saved_at: float
 
 
-class CheckpointWriter:
-    """Writes the checkpoints of one worker, one at a time, in the background. Not for use by several threads.
+class PartWriter:
+    """Writes the parts of one rank, one at a time, in the background. Not for use by several threads.
 
-    `first_id` is usually `store.next_id()`. In the background thread, `before_commit` is called before a checkpoint is
-    written, `on_commit` once it is durable and older ones are pruned, and `on_failure` when it could not be written.
-    `spare_id` is never pruned: other ranks may be about to load the checkpoint from which this run goes on. An OSError
-    is tried again, `num_attempts` times in all, with `sleep` in between; then the next call of `save`, `flush` or
-    `close` raises it as CheckpointWriteError, and the writer can go on.
+    In the background thread, `on_part` is called once a part is durable, and `on_failure` when it could not be written.
+    An OSError is tried again, `num_attempts` times in all, with `sleep` in between; then the next call of `save`,
+    `flush` or `close` raises it as CheckpointWriteError, and the writer can go on.
     """
 
     def __init__(
         self,
         store: CheckpointStore,
-        strategy: CheckpointStrategy,
-        first_id: int,
-        on_commit: Callable[[CheckpointInfo], None],
+        rank: int,
+        on_part: Callable[[Part], None],
         *,
-        before_commit: Callable[[], None] = lambda: None,
-        on_failure: Callable[[str], None] = lambda reason: None,
-        spare_id: int | None = None,
+        on_failure: Callable[[int, str], None] = lambda id, reason: None,
         num_attempts: int = 3,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self._store = store
-        self._strategy = strategy
-        self._next_id = first_id
-        self._before_commit, self._on_commit, self._on_failure = before_commit, on_commit, on_failure
-        self._spare_id = spare_id
-        self._num_attempts = num_attempts
-        self._sleep = sleep
-        self._buffers = Buffers()
+        self._store, self._rank = store, rank
+        self._on_part, self._on_failure = on_part, on_failure
+        self._num_attempts, self._sleep = num_attempts, sleep
+        self._shared_buffers, self._own_buffers = Buffers(), Buffers()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._closed = False
 
-    def save(self, state: Mapping[str, Any], directory: str | Path | None = None, iteration: int = 0) -> int:
-        """Returns the id of the checkpoint that is now being written.
+    def save(self, id: int, content: Content, iteration: int = 0, score: float | None = None) -> None:
+        """Write this rank's part of the checkpoint `id`.
 
-        Blocks while the previous one is still being written, and while state and directory are copied; both
-        are the caller's again when this returns. Raises in the caller's frame what is wrong with its values.
-        With `num_to_keep=0` it checks all the same, but writes nothing: `format.copy_of` makes the copy for
-        memory.
+        Blocks while the previous one is still being written, and while state and directory are copied; both are the
+        caller's again when this returns. Raises in the caller's frame what is wrong with its values. A part without
+        content is told at once: it only says that this rank has come so far.
         """
         if self._closed:
             raise CheckpointError("This checkpoint writer is closed: save before the training function ends.")
-        score = self._strategy.score_of(state)
-        encoded = encode(state)
-        if directory is not None:
-            user_directory.check(directory)
+        shared = None if content.shared is None else encode(content.shared)
+        own = None if content.own is None else encode(content.own)
+        if content.directory is not None:
+            user_directory.check(content.directory)
         self.flush()
-        id = self._next_id
-        if self._strategy.num_to_keep != 0:
-            snapshot = encoded.snapshot(self._buffers)
-            staged = None if directory is None else self._stage(id, directory)
-            job = _Job(id, snapshot, staged, score, iteration, time.time())
-            self._thread = threading.Thread(target=self._work, args=(job,), name="paceline-checkpoint", daemon=True)
-            self._thread.start()
-        self._next_id += 1
-        return id
+        part = Part(id, self._rank, iteration, time.time(), score=score)
+        files: list[SourceFile] = []
+        if shared is not None:
+            files += shared.snapshot(self._shared_buffers).files()
+        if own is not None:
+            files += own.snapshot(self._own_buffers).files(rank_dir(self._rank))
+        if not files:
+            self._on_part(part)
+            return
+        staged = None if content.directory is None else self._stage(id, content.directory)
+        job = _Job(part, [*files, *(staged.files if staged else ())], staged)
+        self._thread = threading.Thread(target=self._work, args=(job,), name="paceline-checkpoint", daemon=True)
+        self._thread.start()
 
     def flush(self) -> None:
-        """Waits until everything saved is committed. Raises what went wrong since the last call, once."""
+        """Waits until everything saved is durable and told. Raises what went wrong since the last call, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -104,7 +102,7 @@ class CheckpointWriter:
         """Flushes, and takes no more. Idempotent."""
         self._closed = True
         self.flush()
-        self._buffers = Buffers()
+        self._shared_buffers, self._own_buffers = Buffers(), Buffers()
 
     def _stage(self, id: int, directory: str | Path) -> StagedDirectory:
         try:
@@ -114,37 +112,26 @@ class CheckpointWriter:
 
     def _work(self, job: _Job) -> None:
         try:
-            self._before_commit()
-            info = self._commit(job)
-            try:
-                self._store.prune(self._strategy, self._spare_id)
-            except OSError as error:
-                # one too many on disk is no reason to stop training, and the next commit prunes again
-                logger.warning("Old checkpoints in %s could not be deleted: %s", self._store.root, error)
-            self._on_commit(info)
+            records = tuple(record_of(file) for file in job.files)
+            self._put(job)
+            part = job.part
+            self._on_part(Part(part.id, part.rank, part.iteration, part.time, records, part.score))
         except BaseException as error:  # it surfaces in flush
             self._error = error
-            self._on_failure(str(error))
+            self._on_failure(job.part.id, str(error))
         finally:
             if job.staged is not None:
                 job.staged.close()
 
-    def _commit(self, job: _Job) -> CheckpointInfo:
+    def _put(self, job: _Job) -> None:
         attempt = 1
         while True:
             try:
-                return self._store.commit(
-                    job.id,
-                    job.snapshot,
-                    score=job.score,
-                    iteration=job.iteration,
-                    directory=job.staged,
-                    saved_at=job.saved_at,
-                )
+                return self._store.put(job.part.id, job.files)
             except OSError as error:
                 if attempt == self._num_attempts or isinstance(error, FileExistsError):
-                    raise self._write_error(job.id, error, attempt) from error
-                logger.warning("Writing %s failed (%s), trying again", self._store.path_of(job.id), error)
+                    raise self._write_error(job.part.id, error, attempt) from error
+                logger.warning("Writing %s failed (%s), trying again", self._store.path_of(job.part.id), error)
             self._sleep(0.2 * 4 ** (attempt - 1))
             attempt += 1
 

@@ -1,46 +1,135 @@
-"""One attempt at a run: a call of the function on all ranks, from its submission to its end."""
+"""One attempt at a run, a call of the function on all ranks: what is known of it, and in which phase it is. Pure.
 
-from dataclasses import dataclass, field
-from typing import Any
+    phase       what happens                                                        next
+    RUNNING     a worker, or this process, will be taken away; somebody wants an    LEAVING
+                end: all ranks are asked to save and return
+    RUNNING     there is room for more workers, and nothing is lost by going on     OVER
+                with them: a checkpoint was just committed
+    LEAVING     the time that they have for it is over                              OVER
+    (both)      a rank died or raised, or the ranks do something unequally often    TROUBLED
+    TROUBLED    nothing that explains it better is to be expected any more          OVER
+    (all)       every rank has ended                                                OVER
 
-from paceline.control.failure import Facts
-from paceline.control.gather import Gather
-from paceline.workers.base import Asked, WorkerGroup
+What an attempt that is OVER means for the run is `outcome.conclude`'s to say.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Literal
+
+from paceline.recording.gather import Mismatch
+from paceline.recording.ledger import SaveMismatch
+from paceline.workers.base import Asked, Died, Raised, WorkerGroup
+
+SETTLE_S = 0.05
+SETTLE_SUSPECT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody wants of the run: that the function returns soon (`stop`), or that this process ends (`terminate`),
+    which has a limit."""
+
+    kind: Literal["stop", "terminate"]
+    at: float
+
+
+@dataclass
+class Facts:
+    """What has happened in one attempt, in order of arrival. Only the controller adds to it."""
+
+    size: int
+    died: list[Died] = field(default_factory=list)
+    raised: list[Raised] = field(default_factory=list)
+    mismatch: Mismatch | SaveMismatch | None = None
+    preempted: dict[int, str] = field(default_factory=dict)
+    """Ranks that will be taken away, and why. By itself this is no failure yet."""
+    preempted_at: float | None = None
+    values: dict[int, Any] = field(default_factory=dict)
+    """What the function returned, by rank."""
+    has_room: bool = False
+    grows: bool = False
+
+    @property
+    def is_troubled(self) -> bool:
+        return bool(self.died or self.raised or self.mismatch)
+
+    @property
+    def num_ended(self) -> int:
+        return len(self.values) + len(self.raised) + len(self.died)
+
+    def has_ended(self, rank: int) -> bool:
+        return rank in self.values or any(error.rank == rank for error in self.raised)
+
+
+class Phase(Enum):
+    RUNNING = "running"
+    LEAVING = "leaving"
+    TROUBLED = "troubled"
+    OVER = "over"
+
+
+@dataclass(frozen=True)
+class State:
+    phase: Phase = Phase.RUNNING
+    trouble_at: float = math.inf
+    deadline: float = math.inf
+    """When the time is over that the function has to save and return."""
+
+
+def advance(
+    state: State, facts: Facts, wish: Wish | None, now: float, *, grace_s: float, is_suspect: Callable[[Raised], bool]
+) -> State:
+    """The state that follows from the facts; see the table above."""
+    deadline = min(
+        wish.at + grace_s if wish is not None and wish.kind == "terminate" else math.inf,
+        facts.preempted_at + grace_s if facts.preempted_at is not None else math.inf,
+    )
+    is_leaving = wish is not None or facts.preempted_at is not None
+    if facts.is_troubled:
+        state = replace(state, phase=Phase.TROUBLED, trouble_at=min(state.trouble_at, now), deadline=deadline)
+    elif is_leaving:
+        state = replace(state, phase=Phase.LEAVING, deadline=deadline)
+    is_settled = now - state.trouble_at >= settle_s(facts, is_suspect)
+    grows = facts.grows and not facts.num_ended and not is_leaving
+    if facts.num_ended >= facts.size or is_settled or now >= state.deadline or grows:
+        return replace(state, phase=Phase.OVER)
+    return state
+
+
+def settle_s(facts: Facts, is_suspect: Callable[[Raised], bool]) -> float:
+    """How long to wait for a better explanation. A death explains everything; an exception may be its echo, and a
+    broken collective nearly always is."""
+    if facts.died:
+        return 0.0
+    if facts.raised and all(is_suspect(error) for error in facts.raised):
+        return SETTLE_SUSPECT_S
+    return SETTLE_S
 
 
 @dataclass
 class Attempt:
-    """What is known about it so far. The controller decides what that means."""
+    """The attempt as the controller goes about it."""
 
     group: WorkerGroup
-    gather: Gather
+    facts: Facts
     progress: list[float]
     """When each rank last sent something."""
-    values: dict[int, Any] = field(default_factory=dict)
-    facts: Facts = field(default_factory=Facts)
-    trouble_at: float | None = None
-    deadline: float | None = None
-    """When the grace period ends of a worker that will be taken away."""
+    state: State = field(default_factory=State)
     next_look: float = 0.0
-    has_room: bool = False
-    grows: bool = False
     turns: list[Asked] = field(default_factory=list)
     """Ranks that wait, after a report, until somebody wants the next step."""
     wanted: int = 0
     """The last step after which the next one was asked for."""
-
-    @property
-    def size(self) -> int:
-        return len(self.progress)
-
-    @property
-    def num_ended(self) -> int:
-        return len(self.values) + len(self.facts.raised) + len(self.facts.died)
+    searches: list[Asked] = field(default_factory=list)
+    """Ranks that wait for a checkpoint which rank 0 has still to save."""
 
     def silent_rank(self) -> int | None:
         """The rank that has not been heard of for longest, of those from whom something is expected."""
-        excused = {*self.values, *(turn.rank for turn in self.turns)}
-        waiting = [rank for rank in range(self.size) if rank not in excused]
+        excused = {*self.facts.values, *(turn.rank for turn in self.turns), *(one.rank for one in self.searches)}
+        waiting = [rank for rank in range(self.facts.size) if rank not in excused]
         return min(waiting, key=self.progress.__getitem__, default=None)
 
     def grant_turns(self, now: float) -> None:

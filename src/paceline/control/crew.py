@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.backends.base import BackendConfig
-from paceline.control.failure import as_exception
+from paceline.control.outcome import as_exception
 from paceline.errors import TrainerStateError, WorkersLostError
 from paceline.session import call_in_worker, make_instance
 from paceline.workers.base import Call, Died, Engine, Event, Printed, Raised, Resources, Returned, Size, WorkerGroup

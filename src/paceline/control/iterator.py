@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import Any
 
 from paceline.control.controller import Controller
-from paceline.control.gather import Report
+from paceline.recording.gather import Report
+from paceline.recording.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,15 @@ class SGDIterator:
         except BaseException:
             self._finished = not self.is_running()  # another thread's next() fails without ending the run
             raise
+
+    @property
+    def recorder(self) -> Recorder:
+        """What the run leaves: its folder and its checkpoints."""
+        return self._controller.recorder
+
+    def finish_saving(self) -> None:
+        """Between two steps: wait until a checkpoint that is being written is committed, or has failed."""
+        self._controller.finish_saving()
 
     def is_finished(self) -> bool:
         return self._finished

@@ -1,9 +1,9 @@
 """Datasets that are cut into shards, one for each rank of a run."""
 
 import sys
-from importlib import import_module
 from typing import Any
 
+from paceline import registry
 from paceline.data.base import Source
 from paceline.errors import ArgumentTypeError
 
@@ -23,5 +23,5 @@ def resolve_dataset(dataset: Any) -> Source | None:
                 f"{which} is a {type(one).__module__}.{type(one).__qualname__}; expected a ray.data.Dataset, or a dict "
                 "of them. Other data is opened in the training function."
             )
-    made: Source = import_module("paceline.data.ray_source").RaySource(datasets)
+    made: Source = registry.find("dataset", "ray")(datasets)
     return made

@@ -13,8 +13,9 @@ from paceline.errors import TrainerStateError
 from paceline.json_text import encode_document
 from paceline.runs.driver_lock import DriverLock
 from paceline.runs.durable import JsonLines, read_json, read_json_lines, write_atomic
-from paceline.runs.kept_call import CALL_FILE, KeptCall, keep_call
+from paceline.runs.kept_call import CALL_FILE, keep_call
 from paceline.runs.logdir import make_run_dir, resolve_logdir
+from paceline.runs.request import RunRequest
 from paceline.runs.status import Heartbeat, RunState, StatusFile
 
 __all__ = ["RunFolder", "resolve_logdir"]
@@ -89,10 +90,10 @@ class RunFolder:
         with self._tolerate_refusal(path):
             write_atomic(path, encode_document(request))
 
-    def keep_call(self, call: KeptCall) -> None:
+    def keep_call(self, request: RunRequest) -> None:
         """Writes what `Trainer.resume` needs."""
         with self._tolerate_refusal(self.path / CALL_FILE):
-            keep_call(self.path, call)
+            keep_call(self.path, request)
 
     def record_environment(self) -> None:
         """Writes environment.json and code.diff in the background; `close` waits for it."""
@@ -112,10 +113,7 @@ class RunFolder:
         """
         state = RunState(state)
         if state.is_final:
-            self.flush()
-            for lines in (self._metrics, self._events):
-                with suppress(OSError):  # some storage cannot; the lines are with the kernel, which is all we need
-                    lines.sync()
+            self.sync()
         with self._tolerate_refusal(self._status.path):
             self._status.set(state, reason, fields)
         if state.is_final:
@@ -155,6 +153,13 @@ class RunFolder:
             has_written = [self._flush_lines(lines) for lines in (self._metrics, self._events)]
             if any(has_written):
                 self._tell_lost_lines()
+
+    def sync(self) -> None:
+        """Flushes, and makes all lines so far survive a crash of the machine."""
+        self.flush()
+        for lines in (self._metrics, self._events):
+            with suppress(OSError):  # some storage cannot; the lines are with the kernel, which is all we need
+                lines.sync()
 
     def close(self) -> None:
         """Stops the heartbeat, flushes and closes; the state stays what it is. Idempotent."""

@@ -11,39 +11,27 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunNotResumableError
 from paceline.runs.durable import write_atomic
+from paceline.runs.request import RunRequest
 from paceline.workers import parcel
 
 CALL_FILE = "call.pkl"
 _SEAL_BYTES = hashlib.sha256().digest_size
 
 
-@dataclass(frozen=True)
-class KeptCall:
-    """A call of `Trainer.run`, and the arguments of its Trainer."""
-
-    arguments: dict[str, Any]
-    fn: Callable[..., Any]
-    config: dict[str, Any]
-    checkpoint: str | dict[str, Any] | None
-    strategy: Any
-    source: Any = None
-    """Where its shards come from, if it has a dataset. Not kept: even of one that is read from files, Ray's description
-    points into the memory of its cluster."""
-
-
-def keep_call(run_dir: Path, call: KeptCall) -> None:
-    """OSError when storage refuses. A call that cannot be pickled is not kept: the run itself will say why."""
+def keep_call(run_dir: Path, request: RunRequest) -> None:
+    """OSError when storage refuses. A call that cannot be pickled is not kept: the run itself will say why. Nor is its
+    dataset: even of one that is read from files, Ray's description points into the memory of its cluster."""
     try:
         # Each is opened by itself: first the paths, by which the modules of the others are found, and the function only
         # when no other one is given.
-        rest = replace(call, fn=_forgotten, source=None)
-        parts = [os.path.abspath(entry) for entry in sys.path], rest, call.fn
+        rest = replace(request, train_func=_forgotten, dataset=None)
+        parts = [os.path.abspath(entry) for entry in sys.path], rest, request.train_func
         payload = parcel.dumps([parcel.dumps(part) for part in parts])
     except Exception:
         return
@@ -54,7 +42,7 @@ def _forgotten() -> None:
     """Stands for the function where that is kept apart."""
 
 
-def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool = False) -> KeptCall:
+def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool = False) -> RunRequest:
     """The call, with `fn` in place of its function if there is one. Runs code that the folder holds, so only if it was
     written by this user, or is trusted."""
     path = run_dir / CALL_FILE
@@ -74,8 +62,8 @@ def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool
     sys_path, rest, function = parcel.loads(payload)
     sys.path += [entry for entry in parcel.loads(sys_path) if entry not in sys.path]
     try:
-        call: KeptCall = parcel.loads(rest)
-        return replace(call, fn=fn or parcel.loads(function))
+        request: RunRequest = parcel.loads(rest)
+        return replace(request, train_func=fn or parcel.loads(function))
     except Exception as error:
         raise RunNotResumableError(
             f"The call in {path} cannot be opened here ({type(error).__name__}: {error}). A module that it needs may "

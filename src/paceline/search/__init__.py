@@ -1,29 +1,21 @@
 """Hyperparameter search: a training function as the trainable of a tuner."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from paceline.checkpoints import CheckpointStrategy
-from paceline.data import Source
 from paceline.errors import ArgumentError, MissingDependencyError
+from paceline.runs import RunRequest
 from paceline.trainer import Trainer
 
 
-def tune_trainable(
-    trainer: Trainer,
-    train_func: Callable[..., Any],
-    source: Source | None,
-    all_ranks: bool,
-    strategy: CheckpointStrategy,
-) -> type[Any]:
+def tune_trainable(trainer: Trainer, request: RunRequest, all_ranks: bool) -> type[Any]:
     """What `Trainer.to_tune_trainable` returns."""
     if trainer.num_workers == 0 or trainer.engine.name == "inline":
         raise ArgumentError(
             "num_workers=0 runs the function in the driver's own process, which Tune could not stop between two "
             "steps: give the Trainer num_workers=1 or more."
         )
-    if strategy.num_to_keep == 0:
+    if request.checkpoint_strategy.num_to_keep == 0:
         raise ArgumentError(
             "checkpoint_strategy has num_to_keep=0, but Tune restores trials from the checkpoints on disk: keep at "
             "least one."
@@ -36,4 +28,4 @@ def tune_trainable(
         if (error.name or "").startswith("paceline"):
             raise
         raise MissingDependencyError("ray[tune]", "ray", "to_tune_trainable()") from error
-    return make_trainable(trainer, train_func, source, all_ranks, strategy)
+    return make_trainable(trainer, request, all_ranks)

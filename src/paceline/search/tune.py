@@ -20,13 +20,11 @@ from ray.tune.result import DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT, TRAINING_
 from ray.tune.trainable.trainable import _TrainingResult  # type: ignore[attr-defined]
 
 from paceline.callbacks.dispatch import CallbackList
-from paceline.checkpoints import CheckpointInfo, CheckpointStore, CheckpointStrategy, copy, read_info
-from paceline.control.controller import Controller
+from paceline.checkpoints import CheckpointInfo, CheckpointStore, copy, read_info
 from paceline.control.iterator import SGDIterator
-from paceline.data import Source
-from paceline.runs import KeptCall, Run, RunFolder
+from paceline.runs import Run, RunRequest
 from paceline.search.handover import Watch, claim
-from paceline.trainer import Trainer
+from paceline.trainer import Trainer, checkpoint_root
 from paceline.workers import parcel
 from paceline.workers.base import Call
 from paceline.workers.ray import RayEngine
@@ -40,24 +38,23 @@ class Recipe:
     """What every trial has in common: how to make its Trainer, and where it would have run without Tune."""
 
     arguments: Mapping[str, Any]
-    source: Source | None
-    strategy: CheckpointStrategy
+    request: RunRequest
     all_ranks: bool
     cwd: str
 
 
-def make_trainable(
-    trainer: Trainer,
-    train_func: Callable[..., Any],
-    source: Source | None,
-    all_ranks: bool,
-    strategy: CheckpointStrategy,
-) -> type["Trial"]:
+def make_trainable(trainer: Trainer, request: RunRequest, all_ranks: bool) -> type["Trial"]:
     arguments, resources = trial_of(trainer)
-    recipe = Recipe(arguments, source, strategy, all_ranks, os.getcwd())
-    name = getattr(train_func, "__name__", "train_func").strip("<>")
-    packed = Call(train_func, (recipe,), label=f"train_func {name!r}, or an argument of its Trainer,").packed
+    name = request.name.strip("<>")
+    shared = replace(request, train_func=_in_its_place, trainer=arguments, in_step=True, abandoned=ENDED)
+    recipe = Recipe(arguments, shared, all_ranks, os.getcwd())
+    label = f"train_func {name!r}, or an argument of its Trainer,"
+    packed = Call(request.train_func, (recipe,), label=label).packed
     return type(name, (Trial,), {"packed": packed, "sys_path": list(sys.path), "resources": resources})
+
+
+def _in_its_place() -> None:
+    """Stands for the function, which travels beside the recipe."""
 
 
 def trial_of(trainer: Trainer) -> tuple[dict[str, Any], tune.PlacementGroupFactory]:
@@ -66,8 +63,8 @@ def trial_of(trainer: Trainer) -> tuple[dict[str, Any], tune.PlacementGroupFacto
     On Ray each worker has a bundle. Elsewhere the workers are processes of the trial itself, whose only bundle is the
     sum of theirs; then there are never more than was reserved.
     """
-    size, bundle = trainer._crew.size, bundle_of(trainer.resources)
-    arguments = {**trainer._arguments, "logdir": trainer.logdir}
+    size, bundle = trainer.size, bundle_of(trainer.resources)
+    arguments = {**trainer.arguments, "logdir": trainer.logdir}
     if arguments["engine"] is None:
         arguments["engine"] = "ray"
     engine = RayEngine() if arguments["engine"] == "ray" else trainer.engine
@@ -141,16 +138,9 @@ class Trial(tune.Trainable):
             "trial_id": info.trial_id if info else None,
             "trial_dir": self._storage.trial_fs_path if self._storage else self.logdir,
         }
-        call = KeptCall(
-            arguments=dict(self._recipe.arguments),
-            fn=self._fn,
-            config=dict(self.config),
-            checkpoint=None,
-            strategy=self._recipe.strategy,
-            source=self._recipe.source,
-        )
+        request = replace(self._recipe.request, train_func=self._fn, config=dict(self.config), parent=parent)
         origin = Origin(restored, self.iteration) if restored else None
-        return Life(self._trainer, call, parent, origin, self._let_go, self._recipe.all_ranks)
+        return Life(self._trainer, request, origin, self._let_go, self._recipe.all_ranks)
 
     def _end_life(self) -> None:
         life, self._life = self._life, None
@@ -182,39 +172,34 @@ class Life:
     def __init__(
         self,
         trainer: Trainer,
-        call: KeptCall,
-        parent: dict[str, Any],
+        request: RunRequest,
         origin: Origin | None,
         let_go: Callable[[], bool],
         all_ranks: bool,
     ):
+        assert request.parent is not None
         self._trainer, self._all_ranks = trainer, all_ranks
         self._iterator: SGDIterator | None = None
         self._last: dict[str, Any] = {}
-        former = _run_of(trainer.logdir, parent)
+        former = _run_of(trainer.logdir, request.parent)
         reopened = claim(former.path) if former is not None else None
-        self._folder = reopened or RunFolder.create(trainer.logdir)
+        self._folder = reopened or trainer.new_folder(request)
         self._watch = Watch(self._folder.path, let_go)
-        plan = trainer._plan(call, self._folder)
-        store = CheckpointStore(plan.checkpoint_root)
+        store = CheckpointStore(checkpoint_root(request.checkpoint_strategy, self._folder))
         start = _start(store, origin, has_failed=former is not None and not _was_stopped(former))
         self._known = start.path if start else None
         """The checkpoint that Tune was told about last."""
-        self._plan = replace(
-            plan,
+        self._request = replace(
+            request,
             checkpoint=self._known,
             first_iteration=start.iteration if start else 0,
             first_checkpoint_id=store.next_id(),
-            in_step=True,
-            abandoned=ENDED,
         )
-        if reopened is None:
-            trainer._write_down(call, self._plan, self._folder, parent=parent)
 
     def step(self) -> dict[str, Any]:
         """The next result for Tune. At the end, what makes Tune take the last one for the final one."""
         if self._iterator is None:
-            self._iterator = self._trainer._drive(self._plan, self._folder, CallbackList(()))
+            self._iterator = self._trainer.drive(self._request, self._folder, CallbackList(()))
         reports = next(self._iterator, None)
         if reports is not None:
             self._last = dict(reports[0])
@@ -229,9 +214,9 @@ class Life:
     def checkpoint(self) -> str | None:
         """The newest one, once it is whole: of this life, else what it began with."""
         if self._iterator is not None:
-            self._controller.finish_saving()
-            if self._controller.saved.latest is not None:
-                self._known = self._controller.saved.latest.path
+            self._iterator.finish_saving()
+            if self._iterator.recorder.saved.latest is not None:
+                self._known = self._iterator.recorder.saved.latest.path
         return self._known
 
     def end(self) -> None:
@@ -242,14 +227,10 @@ class Life:
             self._folder.set_state("STOPPED", reason=ENDED)
             self._folder.close()
 
-    @property
-    def _controller(self) -> Controller:
-        assert self._trainer._controller is not None
-        return self._trainer._controller
-
     def _has_news(self) -> bool:
-        latest = self._controller.saved.latest
-        return self._controller.saved.num_in_progress > 0 or (latest is not None and latest.path != self._known)
+        assert self._iterator is not None
+        saved = self._iterator.recorder.saved
+        return saved.ledger.is_hopeful() or (saved.latest is not None and saved.latest.path != self._known)
 
 
 def _run_of(logdir: Path, parent: Mapping[str, Any]) -> Run | None:

@@ -6,30 +6,51 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import CheckpointStrategy
+from paceline.recording.saved import Saved
+from paceline.runs import RunRequest
 from paceline.session import Session, Task, open_session
 from paceline.workers.base import Place
 from paceline.workers.reports import unpack
 
 
 class RecordingWire:
-    """Keeps what the session sends: `reports`, and everything else in `sent` as (kind, value)."""
+    """Keeps what the session sends: `reports`, and everything else in `sent` as (kind, value). Its checkpoints stay in
+    memory; only rank 0 finds its own again, as the shared state is that of rank 0."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: Place, checkpoint: dict[str, Any] | None = None):
         self.place = place
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
         self.stopping = False
         self.reports: list[dict[str, Any]] = []
         self.sent: list[tuple[str, Any]] = []
+        self.request = RunRequest(
+            train_func=lambda: None, checkpoint=checkpoint, checkpoint_strategy=CheckpointStrategy(num_to_keep=0)
+        )
+        self._saved = Saved(self.request, "memory")
+
+    def task(self) -> Task:
+        start, landmarks = self._saved.begin(self.place.world_size)
+        return Task(self.request, start, BackendConfig(), landmarks)
 
     def report(self, packed: bytes) -> None:
         self.reports.append(unpack(packed))
 
     def send(self, kind: str, value: Any) -> None:
         self.sent.append((kind, value))
+        if kind == "part":
+            self._saved.ledger.add(value)
 
-    def ask(self, topic: str, value: Any) -> Any:
-        raise NotImplementedError(f"there is no driver to ask about {topic}")
+    def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
+        if topic == "storage":
+            answer = self._saved.relay.answer(value)
+        elif topic == "checkpoint":
+            answer = self._saved.find(self.place.world_rank, value) or TimeoutError("there is no rank 0 here")
+        else:
+            raise NotImplementedError(f"there is no driver to ask about {topic}")
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def flush(self) -> None:
         pass
@@ -43,22 +64,12 @@ def as_worker(place: Place | None = None, checkpoint: dict[str, Any] | None = No
     ...     train_func({"lr": 0.1})
     >>> wire.reports
     """
-    wire = RecordingWire(place or Place())
-    with open_session(wire, _task(checkpoint)):
+    wire = RecordingWire(place or Place(), checkpoint)
+    with open_session(wire, wire.task()):
         yield wire
 
 
 def make_session(place: Place | None = None, wire: RecordingWire | None = None) -> Session:
     """A real session that is not the current one, for tests that install it themselves."""
-    return Session(wire or RecordingWire(place or Place()), _task(None))
-
-
-def _task(checkpoint: dict[str, Any] | None) -> Task:
-    return Task(
-        fn=lambda: None,
-        config=None,
-        backend=BackendConfig(),
-        checkpoint_root="",
-        strategy=CheckpointStrategy(num_to_keep=0),
-        resume_from=checkpoint,
-    )
+    wire = wire or RecordingWire(place or Place())
+    return Session(wire, wire.task())

@@ -6,18 +6,12 @@ An engine is one module that makes worker groups. It is found by name here and i
 import os
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from paceline import registry
 from paceline.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 from paceline.workers.base import Engine
-
-ENGINES = {
-    "inline": "paceline.workers.inline:InlineEngine",
-    "local": "paceline.workers.local:LocalEngine",
-    "ray": "paceline.workers.ray:RayEngine",
-}
 
 
 def resolve_engine(engine: "str | Engine | None", *, max_workers: float) -> Engine:
@@ -29,19 +23,19 @@ def resolve_engine(engine: "str | Engine | None", *, max_workers: float) -> Engi
         engine = "inline"
     elif engine is None:
         engine = "ray" if ray_is_in_use() else "local"
+    names = ", ".join(registry.names("engine"))
     if not isinstance(engine, str):
         if not isinstance(engine, Engine):
             raise ArgumentTypeError(
                 f"engine is {engine!r} of type {type(engine).__name__}; expected a name "
-                f"({', '.join(sorted(ENGINES))}) or an engine object such as LocalEngine()."
+                f"({names}) or an engine object such as LocalEngine()."
             )
         return engine
-    if engine not in ENGINES:
-        raise ArgumentError(f"engine={engine!r} is not known; the engines are {', '.join(sorted(ENGINES))}.")
+    if engine not in registry.names("engine"):
+        raise ArgumentError(f"engine={engine!r} is not known; the engines are {names}.")
     if engine == "ray" and find_spec("ray") is None:
         raise MissingDependencyError("ray", "ray", "engine='ray'")
-    module, _, name = ENGINES[engine].partition(":")
-    made: Engine = getattr(import_module(module), name)()
+    made: Engine = registry.find("engine", engine)()
     return made
 
 

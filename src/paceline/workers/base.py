@@ -185,8 +185,9 @@ class Wire(Protocol):
     def send(self, kind: str, value: Any) -> None:
         """Anything else for the driver, where it arrives after the reports made before it."""
 
-    def ask(self, topic: str, value: Any) -> Any:
-        """Put a question to the driver and wait for the answer; an exception as the answer is raised here."""
+    def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
+        """Put a question to the driver and wait for the answer; an exception as the answer is raised here. Without a
+        timeout it waits as long as the call may last: a driver that gives up ends the call."""
 
     def flush(self) -> None:
         """Block until what was reported and sent so far would survive the end of this worker."""

@@ -123,16 +123,19 @@ class InlineWire:
         self.deliver: Callable[[Event], None] = lambda event: None
         self.delivery_error: BaseException | None = None
         self.questions = Questions()
+        self._turn = threading.RLock()
+        """Checkpoints are told from a thread of their own, and who listens expects one at a time."""
 
     def send(self, kind: str, value: Any) -> None:
         self._hand_over(Sent(0, kind, value))
 
-    def ask(self, topic: str, value: Any) -> Any:
-        return self.questions.ask(lambda number: self._hand_over(Asked(0, number, topic, value)))
+    def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
+        return self.questions.ask(lambda number: self._hand_over(Asked(0, number, topic, value)), timeout_s)
 
     def _hand_over(self, event: Event) -> None:
         try:
-            self.deliver(event)
+            with self._turn:
+                self.deliver(event)
         except BaseException as error:
             self.delivery_error = error
             raise

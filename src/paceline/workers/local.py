@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
+from paceline.registry import WORKER_MODULES
 from paceline.workers import outcome
 from paceline.workers.base import (
     Asked,
@@ -48,9 +49,6 @@ BATCH_S = 0.05
 """How long reports may gather before the driver takes them."""
 
 _PIPE_BYTES = 1 << 20
-
-_OWN_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceline.checkpoints.savers")
-"""What every worker uses of Paceline: named, not imported, since it belongs to the floors above."""
 
 
 class LocalEngine:
@@ -82,7 +80,7 @@ class LocalEngine:
         return LocalGroup(size, resources, self._all_of(preload), partial(self.num_slots, resources))
 
     def _all_of(self, preload: Preload) -> tuple[str, ...]:
-        return (*preload.to_join, *preload.to_train, *_OWN_MODULES, *self.preload)
+        return (*preload.to_join, *preload.to_train, *WORKER_MODULES, *self.preload)
 
     def describe(self) -> str:
         gpus = gpu_ids()

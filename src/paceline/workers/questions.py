@@ -15,14 +15,19 @@ class Questions:
         self._open: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
 
-    def ask(self, send: Callable[[int], None]) -> Any:
-        """Send the question with its number and wait; an exception as the answer is raised."""
+    def ask(self, send: Callable[[int], None], timeout_s: float | None = None) -> Any:
+        """Send the question with its number and wait; an exception as the answer is raised, TimeoutError if there is
+        none in time."""
         future: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
             self._open[number] = future
         send(number)
-        return future.result()
+        try:
+            return future.result(timeout_s)
+        finally:
+            with self._lock:
+                self._open.pop(number, None)
 
     def answer(self, number: int, value: Any) -> None:
         with self._lock:

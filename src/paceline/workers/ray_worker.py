@@ -86,8 +86,8 @@ class RayWire:
         if threading.current_thread() is self.caller:
             raise Unwind
 
-    def ask(self, topic: str, value: Any) -> Any:
-        return self.questions.ask(lambda number: self._put_question(number, topic, value))
+    def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
+        return self.questions.ask(lambda number: self._put_question(number, topic, value), timeout_s)
 
     def _put_question(self, number: int, topic: str, value: Any) -> None:
         """In any thread: once the call is unwinding, no answer will come."""

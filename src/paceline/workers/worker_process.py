@@ -76,8 +76,8 @@ class ProcessWire:
         with self._send_lock:
             send_message(self.sock, (kind, value))
 
-    def ask(self, topic: str, value: Any) -> Any:
-        return self.questions.ask(lambda number: self.send("asked", (number, topic, value)))
+    def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
+        return self.questions.ask(lambda number: self.send("asked", (number, topic, value)), timeout_s)
 
     def preempt(self) -> None:
         """The machine, or whoever owns it, wants this process gone. In a call, that is the driver's business: it lets

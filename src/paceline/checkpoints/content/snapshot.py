@@ -26,6 +26,11 @@ ARRAYS_FILE = "arrays.safetensors"
 FILES_DIR = "files"
 
 
+def rank_dir(rank: int) -> str:
+    """The folder, inside a checkpoint, of what a rank has of its own."""
+    return f"ranks/{rank}/"
+
+
 class Buffers:
     """Memory that one snapshot after the other is copied into. It grows when it must, and never shrinks.
 
@@ -78,11 +83,12 @@ class Snapshot:
     entries: Mapping[str, Entry]
     data: memoryview
 
-    def files(self) -> list[MemoryFile]:
+    def files(self, folder: str = "") -> list[MemoryFile]:
+        """`folder` is where they go inside the checkpoint: empty, or a path that ends with a slash."""
         text = json.dumps(self.tree, allow_nan=False, separators=(",", ":"))
-        files = [MemoryFile(STATE_FILE, [text.encode()])]
+        files = [MemoryFile(folder + STATE_FILE, [text.encode()])]
         if self.entries:
-            files.append(MemoryFile(ARRAYS_FILE, [header_bytes(self.entries), self.data]))
+            files.append(MemoryFile(folder + ARRAYS_FILE, [header_bytes(self.entries), self.data]))
         return files
 
     def entry(self, key: str) -> Entry:

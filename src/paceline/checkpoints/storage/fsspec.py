@@ -13,7 +13,7 @@ import fsspec
 
 from paceline.checkpoints.content.files import SourceFile
 from paceline.checkpoints.manifest import MANIFEST_FILE
-from paceline.checkpoints.storage.base import Fetched
+from paceline.checkpoints.storage.base import Draft, Fetched
 from paceline.checkpoints.storage.workspace import Workspace, sweep
 from paceline.errors import ArgumentError, MissingDependencyError
 
@@ -30,8 +30,8 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 
 
 class FsspecStorage:
-    """A `Storage` at a URL. Objects cannot be renamed there, so a set of files is committed by its manifest,
-    uploaded last.
+    """A `Storage` at a URL. Objects cannot be renamed there: a draft has the place of the set that it becomes, and
+    is committed by its manifest, uploaded last.
 
     Credentials and addresses come from the environment, where every process of a run finds them: what the
     service's own tools read (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL
@@ -68,7 +68,8 @@ class FsspecStorage:
             data: bytes = fs.cat_file(f"{root}/{name}/{file}")
             return data
 
-    def fetch(self, name: str, files: Sequence[str]) -> Fetched:
+    def fetch(self, source: str | Draft, files: Sequence[str]) -> Fetched:
+        name = source.name if isinstance(source, Draft) else source
         workspace = self.workspace()
         try:
             with _as_os_errors(self.path_of(name)):
@@ -82,22 +83,37 @@ class FsspecStorage:
             raise
         return Fetched(workspace.path / name, workspace.close)
 
-    def write(self, name: str, files: Sequence[SourceFile]) -> None:
-        *content, manifest = files
-        with _as_os_errors(self.path_of(name)):
+    def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
+        with _as_os_errors(self.path_of(draft.name)):
             fs, root = self._open()
-            manifest_path = f"{root}/{name}/{manifest.name}"
-            self._refuse_committed(fs, name, manifest_path)
+            self._refuse_committed(fs, root, draft.name)
             try:
-                for file in content:
-                    _upload(fs, f"{root}/{name}/{file.name}", file)
-                self._refuse_committed(fs, name, manifest_path)
-                # not with a conditional request: few services know them, and one that is repeated after
-                # a lost answer would take our own manifest for someone else's
-                fs.pipe_file(manifest_path, b"".join(manifest.chunks()))
+                for file in files:
+                    _upload(fs, f"{root}/{draft.name}/{file.name}", file)
             except BaseException:
-                self._remove_uncommitted(fs, f"{root}/{name}", content, manifest_path)
+                self._remove_uncommitted(fs, root, draft.name, [file.name for file in files])
                 raise
+
+    def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
+        with _as_os_errors(self.path_of(draft.name)):
+            fs, root = self._open()
+            self._refuse_committed(fs, root, draft.name)
+            for file in files:
+                if not fs.exists(f"{root}/{draft.name}/{file}"):
+                    raise FileNotFoundError(f"{self.path_of(draft.name)}/{file} is not there")
+            # not with a conditional request: few services know them, and one that is repeated after
+            # a lost answer would take our own manifest for someone else's
+            fs.pipe_file(f"{root}/{draft.name}/{manifest.name}", b"".join(manifest.chunks()))
+
+    def discard(self, draft: Draft) -> None:
+        with _as_os_errors(self.path_of(draft.name)):
+            fs, root = self._open()
+            if fs.exists(f"{root}/{draft.name}") and not self._is_committed(fs, root, draft.name):
+                fs.rm(f"{root}/{draft.name}", recursive=True)
+
+    def sweep(self) -> None:
+        """Nothing: a torn set is seen by nobody, its number is not given out again, and finding it costs a request for
+        each checkpoint."""
 
     def delete(self, name: str) -> None:
         with _as_os_errors(self.path_of(name)):
@@ -134,19 +150,21 @@ class FsspecStorage:
         fs.invalidate_cache()  # other processes write here too
         return fs, str(root).rstrip("/")
 
-    def _refuse_committed(self, fs: Any, name: str, manifest_path: str) -> None:
+    @staticmethod
+    def _is_committed(fs: Any, root: str, name: str) -> bool:
         fs.invalidate_cache()
-        if fs.exists(manifest_path):
+        return bool(fs.exists(f"{root}/{name}/{MANIFEST_FILE}"))
+
+    def _refuse_committed(self, fs: Any, root: str, name: str) -> None:
+        if self._is_committed(fs, root, name):
             raise FileExistsError(f"{self.path_of(name)} exists already")
 
-    @staticmethod
-    def _remove_uncommitted(fs: Any, folder: str, content: Sequence[SourceFile], manifest_path: str) -> None:
+    def _remove_uncommitted(self, fs: Any, root: str, name: str, files: Sequence[str]) -> None:
         try:
-            fs.invalidate_cache()
-            if not fs.exists(manifest_path):  # else another writer committed here, and these names are its files
-                for file in content:
-                    if fs.exists(f"{folder}/{file.name}"):
-                        fs.rm_file(f"{folder}/{file.name}")
+            if not self._is_committed(fs, root, name):  # else another writer committed here, and these are its files
+                for file in files:
+                    if fs.exists(f"{root}/{name}/{file}"):
+                        fs.rm_file(f"{root}/{name}/{file}")
         except Exception:
             return  # the error that led here is the one to report; without a manifest, nobody sees the rest
 

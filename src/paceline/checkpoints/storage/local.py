@@ -1,17 +1,17 @@
-"""Checkpoints on a file system: written beside their place in a hidden directory, synced, then renamed into
-it.
-"""
+"""Checkpoints on a file system: drafted beside their place in a hidden directory, synced, then renamed into it."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.checkpoints.content.files import DiskFile, SourceFile, write_chunks
-from paceline.checkpoints.storage.base import Fetched
+from paceline.checkpoints.storage.base import Draft, Fetched
 from paceline.checkpoints.storage.workspace import Workspace, sweep
 
 _SYNC_EVERY_BYTES = 64 * 2**20
+_DRAFT_SUFFIX = ".draft"
 
 
 class LocalStorage:
@@ -39,20 +39,51 @@ class LocalStorage:
         except NotADirectoryError as error:
             raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
 
-    def fetch(self, name: str, files: Sequence[str]) -> Fetched:
-        return Fetched(self._root / name, discard=_keep)
+    def read_range(self, source: str | Draft, file: str, offset: int, num_bytes: int) -> bytes:
+        """A piece of a file; less than `num_bytes` only at its end."""
+        with open(self._folder(source) / file, "rb") as opened:
+            opened.seek(offset)
+            return opened.read(num_bytes)
 
-    def write(self, name: str, files: Sequence[SourceFile]) -> None:
-        target = self._root / name
-        with self.workspace() as workspace:
-            staged = workspace.path / name
-            staged.mkdir()
+    def fetch(self, source: str | Draft, files: Sequence[str]) -> Fetched:
+        return Fetched(self._folder(source), discard=_keep)
+
+    def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
+        self.make_root()
+        folder = self._folder(draft)
+        folder.mkdir(exist_ok=True)
+        written: list[Path] = []
+        try:
             for file in files:
-                _write_file(staged / file.name, file)
-            for folder, _, _ in os.walk(staged):
-                _fsync(folder)
-            self._rename(staged, target)
+                written.append(folder / file.name)
+                _write_file(written[-1], file)
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
+
+    def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
+        folder, target = self._folder(draft), self._root / draft.name
+        for file in files:
+            os.stat(folder / file)
+        path = folder / manifest.name
+        path.unlink(missing_ok=True)  # of an earlier try
+        _write_file(path, manifest)
+        for inside, _, _ in os.walk(folder):
+            _fsync(inside)
+        self._rename(folder, target)
         _fsync(self._root)
+
+    def discard(self, draft: Draft) -> None:
+        shutil.rmtree(self._folder(draft), ignore_errors=True)
+
+    def sweep(self) -> None:
+        """All drafts: a root belongs to one run, and who calls this is about to begin its next attempt."""
+        sweep(self._root)
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._root):
+                if name.startswith(".") and name.endswith(_DRAFT_SUFFIX):
+                    shutil.rmtree(self._root / name, ignore_errors=True)
 
     def delete(self, name: str) -> None:
         if not (self._root / name).exists():
@@ -80,9 +111,14 @@ class LocalStorage:
         except OSError:
             return None
 
-    def _rename(self, staged: Path, target: Path) -> None:
+    def _folder(self, source: str | Draft) -> Path:
+        if isinstance(source, Draft):
+            return self._root / f".{source.name}.{source.token}{_DRAFT_SUFFIX}"
+        return self._root / source
+
+    def _rename(self, folder: Path, target: Path) -> None:
         try:
-            os.rename(staged, target)
+            os.rename(folder, target)
         except OSError:
             # the kernel has several answers to a target that is there; what matters is that it left it alone
             if target.exists():

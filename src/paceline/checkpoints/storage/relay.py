@@ -5,27 +5,29 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.checkpoints.content.files import DiskFile
 from paceline.checkpoints.manifest import MANIFEST_FILE
-from paceline.checkpoints.storage import open_storage, split_path
+from paceline.checkpoints.storage.base import Draft, Storage, open_storage, split_path
 from paceline.checkpoints.storage.landmark import Landmark
 from paceline.checkpoints.storage.local import LocalStorage
-from paceline.checkpoints.storage.messages import Part, append, read_message
+from paceline.checkpoints.storage.memory import MemoryStorage
+from paceline.checkpoints.storage.messages import Piece, append, read_message
 from paceline.checkpoints.storage.workspace import Workspace
 
 _TOKEN_FILE = ".paceline-driver"
+_Ours = LocalStorage | MemoryStorage
 
 
 class StorageRelay:
-    """For one run. Workers may read and write in the folder of its checkpoints, and read in that of the checkpoint it
-    was given; at a URL they need no help."""
+    """For one run. Workers may read, and put drafts, in the folder of its checkpoints or in memory, and read in the
+    folder of the checkpoint it was given; at a URL they need no help."""
 
-    def __init__(self, checkpoint_root: str | None, given: str | None):
-        self._root, self._given = checkpoint_root, given
-        self._writable: LocalStorage | None = None
+    def __init__(self, storage: Storage, given: str | None):
+        self._storage, self._given = storage, given
         self._token_path: Path | None = None
         self._uploads: dict[str, Workspace] = {}
 
@@ -34,10 +36,10 @@ class StorageRelay:
         have sent without an end to it is thrown away."""
         self._drop_all()
         landmarks = []
-        storage = None if self._root is None else open_storage(self._root)
-        if isinstance(storage, LocalStorage):
-            self._writable = storage
-            landmarks.append(Landmark.at(storage.root, self._put_token(storage)))
+        if isinstance(self._storage, LocalStorage):
+            landmarks.append(Landmark.at(self._storage.root, self._put_token(self._storage)))
+        elif isinstance(self._storage, MemoryStorage):
+            landmarks.append(Landmark(self._storage.root, "", None))  # nobody else sees our memory
         if (readable := self._readable()) is not None:
             landmarks.append(Landmark.at(readable, f"{self._given}/{MANIFEST_FILE}"))
         return tuple(landmarks)
@@ -58,7 +60,7 @@ class StorageRelay:
             self._token_path = None
 
     def _do(self, operation: str, root: str, *arguments: Any) -> Any:
-        storage = self._open(root, to_write=operation in ("put", "commit", "delete"))
+        storage = self._open(root, to_write=operation in ("send", "put"))
         match operation, *arguments:
             case ("names",):
                 return storage.names()
@@ -66,31 +68,33 @@ class StorageRelay:
                 return storage.free_bytes()
             case "read", name, file:
                 return storage.read(_entry(name), _inside(file))
-            case "get", name, files, offset:
-                return read_message(storage.fetch(_entry(name), files).path, [_inside(file) for file in files], offset)
-            case "put", upload, parts:
-                return self._put(storage, upload, parts)
-            case "commit", upload, name, sizes:
-                return self._commit(storage, upload, _entry(name), sizes)
+            case "get", source, files, offset:
+                return self._get(storage, source, [_inside(file) for file in files], offset)
+            case "send", upload, pieces:
+                return self._receive(storage, upload, pieces)
+            case "put", upload, draft, sizes:
+                return self._put(storage, upload, draft, sizes)
             case "drop", upload:
                 return self._drop(upload)
-            case "delete", name:
-                return storage.delete(_entry(name))
         raise ValueError(f"the driver cannot {operation!r}")
 
-    def _put(self, storage: LocalStorage, upload: str, parts: Sequence[Part]) -> None:
+    def _get(self, storage: _Ours, source: str | Draft, files: Sequence[str], offset: int) -> Any:
+        _entry(source.name if isinstance(source, Draft) else source)
+        return read_message(partial(storage.read_range, source), files, offset)
+
+    def _receive(self, storage: _Ours, upload: str, pieces: Sequence[Piece]) -> None:
         if upload not in self._uploads:
             self._uploads[upload] = storage.workspace()
-        append(_folder(self._uploads[upload]), [(_inside(file), data) for file, data in parts], sync=True)
+        append(_folder(self._uploads[upload]), [(_inside(file), data) for file, data in pieces], sync=True)
 
-    def _commit(self, storage: LocalStorage, upload: str, name: str, sizes: Mapping[str, int]) -> None:
+    def _put(self, storage: _Ours, upload: str, draft: Draft, sizes: Mapping[str, int]) -> None:
         if upload not in self._uploads:
-            raise OSError(errno.EIO, "Nothing of it has arrived", name)
+            raise OSError(errno.EIO, "Nothing of it has arrived", draft.name)
         folder = _folder(self._uploads[upload])
         for file, num_bytes in sizes.items():
             if (arrived := (folder / _inside(file)).stat().st_size) != num_bytes:
                 raise OSError(errno.EIO, f"Only {arrived} of {num_bytes} bytes have arrived", file)
-        storage.write(name, [DiskFile(file, folder / file) for file in sizes])
+        storage.put(Draft(_entry(draft.name), _entry(draft.token)), [DiskFile(file, folder / file) for file in sizes])
         self._drop(upload)
 
     def _drop(self, upload: str) -> None:
@@ -117,14 +121,20 @@ class StorageRelay:
         storage = open_storage(split_path(self._given)[0])
         return storage.root if isinstance(storage, LocalStorage) else None
 
-    def _open(self, root: str, to_write: bool) -> LocalStorage:
-        allowed = [] if self._writable is None else [self._writable.root]
-        if not to_write and (readable := self._readable()) is not None:
-            allowed.append(readable)
+    def _open(self, root: str, to_write: bool) -> _Ours:
         wanted = os.path.normpath(root)
-        if not any(f"{wanted}/".startswith(f"{os.path.normpath(folder)}/") for folder in allowed):
-            raise PermissionError(errno.EACCES, "This is no folder of this run", root)
-        return LocalStorage(wanted)
+        if isinstance(self._storage, MemoryStorage) and wanted == os.path.normpath(self._storage.root):
+            return self._storage
+        if isinstance(self._storage, LocalStorage) and _is_below(wanted, self._storage.root):
+            return LocalStorage(wanted)
+        readable = None if to_write else self._readable()
+        if readable is not None and _is_below(wanted, readable):
+            return LocalStorage(wanted)
+        raise PermissionError(errno.EACCES, "This is no folder of this run", root)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{os.path.normpath(folder)}/")
 
 
 def _folder(workspace: Workspace) -> Path:

@@ -1,5 +1,6 @@
 """Checkpoints in a folder that only the driver sees: every operation is a question to it; `StorageRelay` answers."""
 
+import errno
 import secrets
 import tempfile
 from collections import Counter
@@ -9,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoints.content.files import SourceFile
-from paceline.checkpoints.storage.base import Fetched
+from paceline.checkpoints.storage.base import Draft, Fetched
 from paceline.checkpoints.storage.messages import append, messages
 from paceline.checkpoints.storage.workspace import Workspace, sweep
 
 
 class RelayedStorage:
-    """A `Storage` at the other end of `ask`, which blocks for the answer and raises the driver's OSErrors. Files travel
-    in messages of some megabytes, one at a time, so that neither side has to hold a whole checkpoint."""
+    """A worker's half of a `Storage`, to read and to put, at the other end of `ask`, which blocks for the answer and
+    raises the driver's OSErrors. Files travel in messages of some megabytes, one at a time, so that neither side has to
+    hold a whole checkpoint."""
 
     def __init__(self, root: str, ask: Callable[[Any], Any]):
         self._root, self._question = root, ask
@@ -36,35 +38,44 @@ class RelayedStorage:
         data: bytes = self._ask("read", name, file)
         return data
 
-    def fetch(self, name: str, files: Sequence[str]) -> Fetched:
+    def fetch(self, source: str | Draft, files: Sequence[str]) -> Fetched:
         workspace = self.workspace()
         try:
-            folder, offset = workspace.path / name, 0
+            folder, offset = workspace.path / "fetched", 0
             while files:
-                parts, num_done, offset = self._ask("get", name, files, offset)
-                append(folder, parts)
+                pieces, num_done, offset = self._ask("get", source, files, offset)
+                append(folder, pieces)
                 files = files[num_done:]
         except BaseException:
             workspace.close()
             raise
         return Fetched(folder, workspace.close)
 
-    def write(self, name: str, files: Sequence[SourceFile]) -> None:
+    def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         upload = secrets.token_hex(8)
         sizes: Counter[str] = Counter()
         try:
-            for parts in messages(files):
-                for file, data in parts:
+            for pieces in messages(files):
+                for file, data in pieces:
                     sizes[file] += len(data)
-                self._ask("put", upload, parts)
-            self._ask("commit", upload, name, dict(sizes))
+                self._ask("send", upload, pieces)
+            self._ask("put", upload, draft, dict(sizes))
         except Exception:  # anything else ends this worker's call, and the driver then drops it by itself
             with suppress(Exception):
                 self._ask("drop", upload)
             raise
 
+    def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
+        raise PermissionError(errno.EACCES, "The driver commits, not a worker", draft.name)
+
+    def discard(self, draft: Draft) -> None:
+        raise PermissionError(errno.EACCES, "The driver decides what is dropped, not a worker", draft.name)
+
+    def sweep(self) -> None:
+        """That is the driver's."""
+
     def delete(self, name: str) -> None:
-        self._ask("delete", name)
+        raise PermissionError(errno.EACCES, "The driver deletes, not a worker", name)
 
     def workspace(self) -> Workspace:
         parent = Path(tempfile.gettempdir())

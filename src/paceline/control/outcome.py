@@ -1,27 +1,19 @@
-"""What the facts of a failed attempt mean, and what to do about it. Pure."""
+"""What an attempt that is over means for the run, and what to do about it. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.control.gather import Mismatch
-from paceline.errors import ReportMismatchError, TrainFunctionError, WorkersLostError
-from paceline.workers.base import Died, Raised
-
-
-@dataclass
-class Facts:
-    """What is known to have gone wrong in one attempt, in order of arrival."""
-
-    died: list[Died] = field(default_factory=list)
-    raised: list[Raised] = field(default_factory=list)
-    mismatch: Mismatch | None = None
-    preempted: dict[int, str] = field(default_factory=dict)
-    """Ranks that will be taken away, and why. By itself this is no failure yet."""
-
-    def __bool__(self) -> bool:
-        return bool(self.died or self.raised or self.mismatch)
-
+from paceline.control.attempt import Facts, Wish
+from paceline.errors import (
+    PacelineError,
+    ReportMismatchError,
+    SaveMismatchError,
+    TrainFunctionError,
+    WorkersLostError,
+)
+from paceline.recording.ledger import SaveMismatch
+from paceline.workers.base import Raised
 
 Cause = Literal["loss", "preemption", "growth"]
 
@@ -57,28 +49,38 @@ class GiveUp:
     error: BaseException
 
 
-Decision = Restart | GiveUp
-
-SETTLE_S = 0.05
-SETTLE_SUSPECT_S = 2.0
-
-
-def settle_s(facts: Facts, is_suspect: Callable[[Raised], bool]) -> float:
-    """How long to wait for a better explanation. A death explains everything; an exception may be its echo, and a
-    broken collective nearly always is."""
-    if facts.died:
-        return 0.0
-    if facts.raised and all(is_suspect(error) for error in facts.raised):
-        return SETTLE_SUSPECT_S
-    return SETTLE_S
+@dataclass(frozen=True)
+class Finish:
+    """All is done: the run has succeeded."""
 
 
-def decide(facts: Facts, *, is_suspect: Callable[[Raised], bool], budget: Budget) -> Decision:
+@dataclass(frozen=True)
+class Stop:
+    """The run ends because somebody wanted it to, with what its ranks have returned so far."""
+
+
+Outcome = Finish | Stop | Restart | GiveUp
+
+
+def conclude(facts: Facts, wish: Wish | None, *, is_suspect: Callable[[Raised], bool], budget: "Budget") -> Outcome:
+    """An exception of the user's ends the run whatever was wanted of it. Otherwise, who wanted an end gets it: nothing
+    is started again, and ranks that saw the wish at different steps have done nothing wrong."""
+    outcome = _judge(facts, is_suspect, budget)
+    if wish is not None and not (isinstance(outcome, GiveUp) and _is_users(facts, is_suspect)):
+        return Stop()
+    return outcome
+
+
+def _is_users(facts: Facts, is_suspect: Callable[[Raised], bool]) -> bool:
+    return not facts.died and any(not is_suspect(error) for error in facts.raised)
+
+
+def _judge(facts: Facts, is_suspect: Callable[[Raised], bool], budget: "Budget") -> Outcome:
     """Deaths and preemptions are retried as far as the budget goes. Exceptions are the user's: never retried.
 
     A death outranks an exception, since the other ranks' exceptions are usually its echo; a user's own exception
-    outranks a preemption and unequal reports; and all of them outrank a broken collective. A worker that dies after it
-    was told to leave was preempted.
+    outranks a preemption and unequal reports or saves; and all of them outrank a broken collective. A worker that dies
+    after it was told to leave was preempted.
     """
     lost = [died for died in facts.died if died.rank not in facts.preempted]
     if lost:
@@ -89,11 +91,18 @@ def decide(facts: Facts, *, is_suspect: Callable[[Raised], bool], budget: Budget
     if facts.preempted:
         return _retry_preemption("; ".join(f"rank {rank} {why}" for rank, why in facts.preempted.items()), budget)
     if facts.mismatch is not None:
-        return GiveUp(ReportMismatchError(str(facts.mismatch)))
-    return GiveUp(as_exception(facts.raised[0], facts.raised))
+        kind: type[PacelineError] = (
+            SaveMismatchError if isinstance(facts.mismatch, SaveMismatch) else ReportMismatchError
+        )
+        return GiveUp(kind(str(facts.mismatch)))
+    if facts.raised:
+        return GiveUp(as_exception(facts.raised[0], facts.raised))
+    if facts.num_ended < facts.size:
+        return Restart("there is room for more workers", "growth")
+    return Finish()
 
 
-def _retry_loss(reason: str, budget: Budget) -> Decision:
+def _retry_loss(reason: str, budget: Budget) -> Outcome:
     if budget.max_retries < 0 or budget.num_losses < budget.max_retries:
         return Restart(reason)
     tried = f"after {budget.num_losses} restart(s)" if budget.num_losses else "and restarts are off"
@@ -105,7 +114,7 @@ def _retry_loss(reason: str, budget: Budget) -> Decision:
     )
 
 
-def _retry_preemption(reason: str, budget: Budget) -> Decision:
+def _retry_preemption(reason: str, budget: Budget) -> Outcome:
     if budget.max_preemptions < 0 or budget.num_preemptions < budget.max_preemptions:
         return Restart(reason, "preemption")
     return GiveUp(

@@ -37,6 +37,15 @@ class Gather:
         """Reports of a rank that has ended."""
         self._missing = world_size
 
+    @property
+    def world_size(self) -> int:
+        return len(self._queues)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many reports each rank has made."""
+        return self._counts
+
     def add(self, rank: int, report: Report) -> list[Report] | None:
         """Take a report; returns the step that it completes, in rank order."""
         queue = self._queues[rank]

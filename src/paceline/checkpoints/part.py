@@ -1,0 +1,46 @@
+"""One rank's contribution to a checkpoint, and what the driver tells a rank that wants to read it back."""
+
+from dataclasses import dataclass
+
+from paceline.checkpoints.content.files import FileRecord
+from paceline.checkpoints.content.snapshot import rank_dir
+from paceline.checkpoints.storage.base import Draft
+
+
+@dataclass(frozen=True)
+class Part:
+    """The n-th save of one rank, durable in the draft of the checkpoint `id`. `iteration` is the number of reports that
+    the rank had made before it. The score is that of rank 0, whose part is the shared state."""
+
+    id: int
+    rank: int
+    iteration: int
+    time: float
+    files: tuple[FileRecord, ...] = ()
+    score: float | None = None
+
+    @property
+    def has_own(self) -> bool:
+        """Whether there is something in it that no other rank's part can stand for."""
+        return any(record.name.startswith(rank_dir(self.rank)) for record in self.files)
+
+
+@dataclass(frozen=True)
+class DraftFound:
+    """What a rank saved is in this draft, of which these files were told to the driver."""
+
+    id: int
+    draft: Draft
+    files: tuple[FileRecord, ...]
+    world_size: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CommittedFound:
+    """What a rank saved, or something newer, is at this path."""
+
+    path: str
+
+
+Found = DraftFound | CommittedFound

@@ -1,0 +1,127 @@
+"""What `save_checkpoint` and `load_checkpoint` do on a rank."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.checkpoints.checkpoint import Checkpoint
+from paceline.checkpoints.part import DraftFound, Found
+from paceline.checkpoints.storage.base import Storage
+from paceline.checkpoints.store import CheckpointStore, load_draft, load_through
+from paceline.checkpoints.strategy import CheckpointStrategy
+from paceline.checkpoints.writer import Content, PartWriter
+from paceline.errors import CheckpointNotFoundError
+
+LOAD_TIMEOUT_S = 120.0
+
+
+class Driver(Protocol):
+    """The ears of who commits. What is sent arrives after the reports that were made before it."""
+
+    def send(self, kind: str, value: Any) -> None: ...
+
+    def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any: ...
+
+    def flush(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an attempt begins, and where it saves."""
+
+    checkpoint: str | dict[str, Any] | None
+    """What `load_checkpoint` gives at first."""
+    iteration: int
+    first_id: int
+    root: str
+    token: str
+
+
+class Saver:
+    """One rank of one attempt: its n-th save is its part of the n-th checkpoint. Not for use by several threads.
+
+    The driver is told "saving" when a part is being written, and "part" or "save_failed" when it was.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        strategy: CheckpointStrategy,
+        rank: int,
+        world_size: int,
+        driver: Driver,
+        opener: Callable[[str | Path], Storage],
+    ):
+        self._start, self._strategy = start, strategy
+        self._rank, self._driver = rank, driver
+        self._store = CheckpointStore(start.root, opener(start.root), start.token)
+        self._load = partial(load_through, opener, rank=rank, world_size=world_size)
+        self._next_id = start.first_id
+        self._writer = PartWriter(
+            self._store,
+            rank,
+            partial(driver.send, "part"),
+            on_failure=lambda id, reason: driver.send("save_failed", (id, reason)),
+        )
+
+    def save(
+        self, state: dict[str, Any], directory: str | Path | None, own: dict[str, Any] | None, iteration: int
+    ) -> None:
+        """The shared state, and a directory with it, are rank 0's; other ranks give what is their own."""
+        is_first = self._rank == 0
+        content = Content(state if is_first else None, directory if is_first else None, own)
+        score = self._strategy.score_of(state) if is_first else None
+        self._writer.save(self._next_id, content, iteration, score)
+        self._next_id += 1  # not earlier: a save that raised was none, and may be tried again
+        if is_first or own is not None:
+            self._driver.send("saving", self._next_id - 1)
+
+    def load(self) -> tuple[Checkpoint | None, bool]:
+        """What this rank has saved last, else what the attempt began with; and whether it is the latter."""
+        if self._next_id == self._start.first_id:
+            return self._initial(), True
+        return self._saved(), False
+
+    def _saved(self) -> Checkpoint:
+        self._writer.flush()
+        self._driver.flush()
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
+        while True:
+            found = self._find(self._next_id - 1, deadline - time.monotonic())
+            try:
+                if isinstance(found, DraftFound):
+                    return load_draft(self._store.storage, found, self._rank)
+                return self._load(found.path)
+            except (FileNotFoundError, CheckpointNotFoundError):  # committed, or replaced by a newer one, just now
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _initial(self) -> Checkpoint | None:
+        given = self._start.checkpoint
+        if given is None:
+            return None
+        return self._load(given) if isinstance(given, str) else Checkpoint(given)
+
+    def close(self) -> None:
+        """Block until what was saved is durable; raises what went wrong with it."""
+        self._writer.close()
+
+    def abandon(self) -> None:
+        """Block until nothing is being written any more, however that ends."""
+        with contextlib.suppress(Exception):
+            self._writer.close()
+
+    def _find(self, id: int, timeout_s: float) -> Found:
+        """Blocks until rank 0's part of it is there: the shared state is rank 0's."""
+        try:
+            found: Found = self._driver.ask("checkpoint", id, timeout_s=timeout_s)
+        except TimeoutError:
+            raise CheckpointNotFoundError(
+                f"Rank 0 has not saved {self._store.path_of(id)} within {LOAD_TIMEOUT_S:g} s, although this rank has "
+                "called save_checkpoint() as often. Call it equally often on all ranks, or on rank 0 alone."
+            ) from None
+        return found

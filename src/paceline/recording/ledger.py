@@ -1,0 +1,175 @@
+"""Which saves of which ranks make a checkpoint: a cut through all ranks of an attempt. Pure.
+
+The n-th save of every rank that saves is its part of the n-th checkpoint. It counts when all of them are there, and so,
+as parts travel behind the reports made before them, all reports up to it. A rank need not save: it is known not to when
+it has ended without, or has reported further than rank 0 had when it saved for the first time. Until one or the other
+shows, the checkpoints of rank 0 wait for it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.checkpoints.part import Part
+
+
+@dataclass(frozen=True)
+class SaveMismatch:
+    """Ranks that ended with different numbers of saves. `counts` are the saves so far, by rank."""
+
+    counts: tuple[int, ...]
+    ended: tuple[int, ...]
+
+    def __str__(self) -> str:
+        saves = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(self.counts))
+        ended = ", ".join(map(str, self.ended))
+        return (
+            f"The ranks do not save equally often ({saves}; ended: {ended}). The n-th save_checkpoint() of all ranks "
+            "makes one checkpoint: call it the same number of times on all of them, or on rank 0 alone."
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The parts that make one checkpoint, by rank, that of rank 0 among them."""
+
+    id: int
+    parts: tuple[Part, ...]
+
+
+class Ledger:
+    """The saves of one attempt. `former_savers` have saved in an attempt before it."""
+
+    def __init__(self, world_size: int, first_id: int, first_iteration: int = 0, former_savers: Iterable[int] = ()):
+        self.world_size, self._first_id, self._first_iteration = world_size, first_id, first_iteration
+        self._parts: dict[int, dict[int, Part]] = {}
+        self._writing: dict[int, set[int]] = {}
+        self._counts = [0] * world_size
+        self._most = 0
+        self._fewest: int | None = None
+        """Saves of a rank that has ended, of those that save; rank 0 has to."""
+        self._ended: set[int] = set()
+        self._savers, self._former_savers = {0}, frozenset(former_savers)
+        self._unknown = set(range(1, world_size))
+        self._last_done = first_id - 1
+        self.failed: set[int] = set()
+        """Checkpoints of which rank 0 could not write its part."""
+        self._first_save: Part | None = None
+        """Of rank 0."""
+
+    @property
+    def savers(self) -> frozenset[int]:
+        """The ranks that have saved, and rank 0."""
+        return frozenset(self._savers)
+
+    @property
+    def waits_for_word(self) -> bool:
+        """Whether a report, too, can complete a checkpoint now."""
+        return bool(self._unknown and self._parts)
+
+    def begin(self, rank: int, id: int) -> None:
+        """The rank has begun to write its part. It may have been faster than this message."""
+        self._count(rank, id)
+        if id > self._last_done and rank not in self._parts.get(id, {}):
+            self._writing.setdefault(id, set()).add(rank)
+
+    def add(self, part: Part) -> None:
+        """The part is durable. One that comes too late, from a rank that seemed not to save, is left out."""
+        self._count(part.rank, part.id)
+        self._writing.get(part.id, set()).discard(part.rank)
+        if part.rank == 0 and self._first_save is None:
+            self._first_save = part
+        if part.id > self._last_done:
+            self._parts.setdefault(part.id, {})[part.rank] = part
+
+    def fail(self, rank: int, id: int) -> None:
+        """The part could not be written: this checkpoint will not be."""
+        self._count(rank, id)
+        self._writing.get(id, set()).discard(rank)
+        if rank == 0:
+            self.failed.add(id)
+
+    def end(self, rank: int) -> None:
+        self._ended.add(rank)
+        count = self._counts[rank]
+        if count or rank == 0:
+            self._fewest = count if self._fewest is None else min(self._fewest, count)
+
+    def _count(self, rank: int, id: int) -> None:
+        self._counts[rank] = max(self._counts[rank], id - self._first_id + 1)
+        self._most = max(self._most, self._counts[rank])
+        self._savers.add(rank)
+        self._unknown.discard(rank)
+
+    def take_complete(self, num_reports: Sequence[int]) -> list[Cut]:
+        """Those that count from now on, oldest first; `num_reports` are the reports of this attempt, by rank."""
+        self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
+        if self._unknown:
+            return []
+        return self._take(id for id, parts in self._parts.items() if self._savers <= parts.keys())
+
+    def take_salvage(self, num_reports: Sequence[int]) -> list[Cut]:
+        """At the end of the attempt, when nothing more will come: those that are complete without the parts that are
+        missing. A part is not missed if its rank had reported all steps up to the checkpoint, and no rank has anything
+        of its own in it: then the shared state, which is rank 0's, is all there is.
+
+        Who has neither saved nor reported is taken for one that does not save, if rank 0 does not report either.
+        """
+
+        def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
+            if rank in parts or (rank in self._unknown and self._is_silent(rank, num_reports)):
+                return True
+            if rank not in self._savers and rank not in self._unknown:
+                return True
+            has_come_so_far = self._first_iteration + num_reports[rank] >= parts[0].iteration
+            return has_come_so_far and not any(part.has_own for part in parts.values())
+
+        return self._take(
+            id
+            for id, parts in self._parts.items()
+            if 0 in parts and all(can_do_without(rank, parts) for rank in range(self.world_size))
+        )
+
+    def take_lost(self) -> list[int]:
+        """The ids of checkpoints that were begun and will never be complete, as a later one is."""
+        lost = [id for id in {*self._parts, *self._writing} if id <= self._last_done]
+        for id in lost:
+            self._parts.pop(id, None)
+            self._writing.pop(id, None)
+        return sorted(lost)
+
+    def is_hopeful(self, gone: Iterable[int] = ()) -> bool:
+        """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
+        gone = set(gone)
+        return any(
+            all(rank in self._parts.get(id, {}) or (rank in writing and rank not in gone) for rank in self._savers)
+            for id, writing in self._writing.items()
+            if writing
+        )
+
+    def parts_of(self, id: int) -> dict[int, Part]:
+        return self._parts.get(id, {})
+
+    def mismatch(self) -> SaveMismatch | None:
+        """Known as soon as one rank that saves has ended and another has saved more often. Asked after every event."""
+        if self._fewest is None or self._fewest == self._most:
+            return None
+        return SaveMismatch(tuple(self._counts), tuple(sorted(self._ended)))
+
+    def _abstains(self, rank: int, num_reports: Sequence[int]) -> bool:
+        if rank in self._ended:
+            return True
+        first = self._first_save
+        return first is not None and self._first_iteration + num_reports[rank] > first.iteration
+
+    def _is_silent(self, rank: int, num_reports: Sequence[int]) -> bool:
+        first = self._first_save
+        nobody_reports = first is not None and first.iteration == self._first_iteration and not num_reports[rank]
+        return nobody_reports and rank not in self._former_savers
+
+    def _take(self, ids: Iterable[int]) -> list[Cut]:
+        cuts = [Cut(id, tuple(self._parts[id][rank] for rank in sorted(self._parts[id]))) for id in sorted(ids)]
+        for cut in cuts:
+            del self._parts[cut.id]
+            self._writing.pop(cut.id, None)
+            self._last_done = max(self._last_done, cut.id)
+        return cuts

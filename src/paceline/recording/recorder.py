@@ -1,0 +1,164 @@
+"""One run as it is recorded: what ranks send goes in, steps and checkpoints come out, durable and told.
+
+    report       paired with those of the other ranks; a whole step goes to the run folder, to the callbacks, and to
+                 whoever iterates over `steps`
+    part         one rank's share of a checkpoint; with the last of them, and the steps before it, it is committed
+    note         a line of events.jsonl
+
+Whoever feeds it decides what is tried and when it ends; here nothing is decided. It knows no workers: a controller
+feeds it from many, a loop on rank 0 from its own process.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.callbacks.dispatch import CallbackList
+from paceline.checkpoints import CheckpointInfo
+from paceline.checkpoints.saver import Start
+from paceline.checkpoints.storage.landmark import Landmark
+from paceline.recording.gather import Gather, Mismatch, Report
+from paceline.recording.ledger import Cut, SaveMismatch
+from paceline.recording.saved import Saved
+from paceline.runs import RunFolder, RunRequest
+
+
+class Recorder:
+    """From `open` to `close`, with one `begin` for each attempt. Not thread-safe."""
+
+    def __init__(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList, checkpoint_root: str):
+        self.request, self.folder, self.callbacks = request, folder, callbacks
+        self.attempt = folder.first_attempt
+        self.saved = Saved(request, checkpoint_root, is_resumed=self.attempt > 0)
+        self.steps: deque[list[Report]] = deque()
+        """Whole steps that nobody has taken yet."""
+        self._gather = Gather(1)
+        self._world_size: int | None = None
+        self._is_settled = True
+
+    def open(self, num_workers: float, world_size: int) -> None:
+        """The run begins. Raises what a callback's start_training raises; the run has then failed."""
+        self._world_size = world_size
+        self.folder.set_state("RUNNING")
+        self.folder.start_heartbeat()
+        self.folder.record_environment()
+        try:
+            self.callbacks.start_training(
+                str(self.folder.path),
+                dict(self.request.config),
+                run_id=self.folder.path.name,
+                num_workers=num_workers,
+                world_size=world_size,
+                is_resumed=self.attempt > 0,
+            )
+        except BaseException as error:
+            state = "FAILED" if isinstance(error, Exception) else "STOPPED"
+            self.folder.set_state(state, reason=f"a callback did not start: {type(error).__qualname__}: {error}")
+            self.folder.close()
+            raise
+
+    def begin(self, pids: Sequence[int], reason: str = "") -> tuple[Start, tuple[Landmark, ...]]:
+        """An attempt begins with these workers, for this reason. Returns where, and how workers know their way."""
+        world_size = len(pids)
+        self._tell_size(world_size, reason)
+        start, landmarks = self.saved.begin(world_size)
+        self._gather, self._is_settled = Gather(world_size), False
+        name = (
+            start.checkpoint
+            if start.checkpoint is None or isinstance(start.checkpoint, str)
+            else "a dict given to run()"
+        )
+        self.folder.set_state("RUNNING", worker_pids=list(pids), attempt=self.attempt)
+        self.folder.record_event("attempt", number=self.attempt, resumes_from=name, world_size=world_size)
+        return start, landmarks
+
+    def _tell_size(self, world_size: int, reason: str) -> None:
+        former, self._world_size = self._world_size, world_size
+        if former is not None and former != world_size:
+            self.folder.record_event("resize", former=former, world_size=world_size, reason=reason)
+            self.callbacks.handle_resize(world_size, former=former, reason=reason)
+
+    def take(self, rank: int, kind: str, value: Any) -> None:
+        """What a rank's session has sent, in the order in which it did."""
+        match kind:
+            case "report":
+                step = self._gather.add(rank, value)
+                if step is not None:
+                    self._deliver(step)
+                if self.saved.ledger.waits_for_word:
+                    self._commit_complete()
+            case "saving":
+                self.saved.ledger.begin(rank, value)
+            case "part":
+                self.saved.ledger.add(value)
+                self._commit_complete()
+            case "save_failed":
+                id, reason = value
+                self.saved.ledger.fail(rank, id)
+                self.folder.record_event("save_failed", id=id, rank=rank, reason=reason)
+            case "note":
+                name, fields = value
+                self.folder.record_event(name, rank=rank, **fields)
+
+    def end(self, rank: int) -> None:
+        """The rank's function has returned."""
+        self._gather.end(rank)
+        self.saved.ledger.end(rank)
+        if self.saved.ledger.waits_for_word:
+            self._commit_complete()
+
+    def mismatch(self) -> Mismatch | SaveMismatch | None:
+        """What the ranks have done unequally often, as soon as it is known."""
+        return self._gather.mismatch() or self.saved.ledger.mismatch()
+
+    def settle(self) -> None:
+        """The attempt is over and nothing more will come of it: commit what is complete all the same, and keep the
+        reports of steps that will not be made again although a rank was lost before it had reported them.
+        Idempotent."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        self._commit(self.saved.ledger.take_salvage(self._gather.counts))
+        self.saved.end_attempt()
+        latest = self.saved.latest
+        for reports in self._gather.leftovers():
+            step = next(iter(reports.values()))["_training_iteration"]
+            if latest is not None and step <= latest.iteration:
+                ranks = [reports.get(rank) for rank in range(self._gather.world_size)]
+                self.folder.record_step(step, self.attempt, ranks)
+
+    def restart(self, reason: str, cause: str) -> None:
+        """The function will be started again."""
+        self.attempt += 1
+        self.folder.record_event("restart", number=self.attempt, reason=reason, cause=cause)
+        self.callbacks.handle_restart(self.attempt, reason, cause=cause)
+
+    def close(self, state: str, reason: str | None, error: BaseException | None) -> None:
+        """The run has ended so. Callbacks learn it first, and readers of the folder last."""
+        try:
+            self.settle()
+            self.saved.close()
+            self.folder.record_event("end", state=state, reason=reason)
+            self.callbacks.finish_training(error=state == "FAILED", exception=error, status=state)
+        finally:
+            self.folder.set_state(state, reason=reason)
+            self.folder.close()
+
+    def _deliver(self, step: list[Report]) -> None:
+        self.folder.record_step(step[0]["_training_iteration"], self.attempt, step)
+        self.steps.append([dict(report) for report in step])  # callbacks may do with theirs as they like
+        self.callbacks.handle_result(step)
+
+    def _commit_complete(self) -> None:
+        self._commit(self.saved.ledger.take_complete(self._gather.counts))
+
+    def _commit(self, cuts: Sequence[Cut]) -> None:
+        if not cuts:
+            return
+        self.folder.sync()  # the steps before a checkpoint belong to it: nobody will report them again
+        for cut, result in zip(cuts, self.saved.commit(cuts), strict=True):
+            if isinstance(result, CheckpointInfo):
+                self.folder.record_event("checkpoint", id=result.id, path=result.path, score=result.score)
+                self.callbacks.handle_checkpoint(result)
+            else:
+                self.folder.record_event("save_failed", id=cut.id, rank=None, reason=str(result))

@@ -1,0 +1,152 @@
+"""The checkpoints of one run: where its next attempt begins, and which of what the ranks put is committed."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore, CheckpointStrategy
+from paceline.checkpoints.part import CommittedFound, DraftFound, Found
+from paceline.checkpoints.saver import Start
+from paceline.checkpoints.storage.base import Storage, open_storage
+from paceline.checkpoints.storage.landmark import Landmark
+from paceline.checkpoints.storage.memory import MemoryStorage
+from paceline.checkpoints.storage.relay import StorageRelay
+from paceline.checkpoints.store import load_through
+from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
+from paceline.recording.ledger import Cut, Ledger
+from paceline.runs.request import RunRequest
+
+logger = logging.getLogger(__name__)
+
+_NUM_ATTEMPTS = 3
+
+
+class Saved:
+    """As the one who commits knows them: nobody else does, nor deletes old ones."""
+
+    def __init__(self, request: RunRequest, root: str, is_resumed: bool = False):
+        self._request, self._strategy = request, request.checkpoint_strategy
+        self._is_resumed = is_resumed
+        self.is_in_memory = request.checkpoint_strategy.num_to_keep == 0
+        self._storage: Storage = MemoryStorage(root) if self.is_in_memory else open_storage(root)
+        given = request.checkpoint if isinstance(request.checkpoint, str) else None
+        self.relay = StorageRelay(self._storage, given)
+        self.latest: CheckpointInfo | None = None
+        self._start: Start | None = None
+        self._store = CheckpointStore(root, self._storage)
+        self._ledger = Ledger(1, request.first_checkpoint_id)
+        self._former_savers: frozenset[int] = frozenset()
+        self._spare_id: int | None = None
+
+    @property
+    def root(self) -> str:
+        return self._storage.root
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    def begin(self, world_size: int) -> tuple[Start, tuple[Landmark, ...]]:
+        """A new attempt: it goes on from the latest checkpoint, and its drafts are apart from all before it."""
+        if self._is_resumed:
+            self._is_resumed, self.latest = False, self._find_latest()
+        self._storage.sweep()
+        token = secrets.token_hex(4)
+        self._store = CheckpointStore(self.root, self._storage, token)
+        first_id = max(
+            self._store.next_id(), self._request.first_checkpoint_id, self.latest.id + 1 if self.latest else 1
+        )
+        checkpoint: str | dict[str, Any] | None = self._request.checkpoint
+        iteration = self._request.first_iteration
+        if self.latest is not None:
+            checkpoint, iteration = self.latest.path, self.latest.iteration
+        self._spare_id = None if self.latest is None else self.latest.id
+        self._ledger = Ledger(world_size, first_id, iteration, self._former_savers)
+        self._start = Start(checkpoint, iteration, first_id, self.root, token)
+        return self._start, self.relay.begin()
+
+    def _find_latest(self) -> CheckpointInfo | None:
+        """What earlier drivers of this run have committed."""
+        latest = self._store.latest()
+        return latest if latest is not None and latest.id >= self._request.first_checkpoint_id else None
+
+    def end_attempt(self) -> None:
+        self._former_savers |= self._ledger.savers
+
+    def commit(self, cuts: Sequence[Cut]) -> list[CheckpointInfo | CheckpointWriteError]:
+        """Make checkpoints of them, drop what they have overtaken, and prune. For each, what it is now or why not."""
+        results = [self._commit_one(cut) for cut in cuts]
+        committed = [info for info in results if isinstance(info, CheckpointInfo)]
+        for id in self._ledger.take_lost() if cuts else ():
+            self._discard(id)
+        if committed:
+            self.latest = committed[-1]
+            self._prune()
+        return results
+
+    def _commit_one(self, cut: Cut) -> CheckpointInfo | CheckpointWriteError:
+        path = self._store.path_of(cut.id)
+        for attempt in range(1, _NUM_ATTEMPTS + 1):
+            try:
+                return self._store.commit(cut.parts, self._ledger.world_size)
+            except FileExistsError as error:
+                raise CheckpointWriteError(
+                    f"The checkpoint {path} was not written, because it exists already: another run uses this folder. "
+                    "Give each run its own storage_path."
+                ) from error
+            except OSError as error:
+                logger.warning("Committing %s failed (%s), attempt %d of %d", path, error, attempt, _NUM_ATTEMPTS)
+                reason = CheckpointWriteError(f"The checkpoint {path} could not be committed: {error}.")
+        self._discard(cut.id)
+        return reason
+
+    def _discard(self, id: int) -> None:
+        try:
+            self._store.discard(id)
+        except OSError as error:
+            logger.warning("What was begun of %s could not be deleted: %s", self._store.path_of(id), error)
+
+    def _prune(self) -> None:
+        # In memory there is room for the latest, and what others may be about to load.
+        strategy = CheckpointStrategy(num_to_keep=1) if self.is_in_memory else self._strategy
+        try:
+            self._store.prune(strategy, self._spare_id)
+        except OSError as error:
+            # one too many on disk is no reason to stop training, and the next commit prunes again
+            logger.warning("Old checkpoints in %s could not be deleted: %s", self.root, error)
+
+    def find(self, rank: int, id: int) -> Found | CheckpointNotFoundError | None:
+        """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it."""
+        if self.latest is not None and self.latest.id >= id:
+            return CommittedFound(self.latest.path)
+        if id in self._ledger.failed:
+            return CheckpointNotFoundError(
+                f"{self._store.path_of(id)} was not saved: rank 0 could not write it. It will say why."
+            )
+        parts = self._ledger.parts_of(id)
+        if 0 not in parts:
+            return None
+        files = {record for part in (parts[0], parts.get(rank)) if part is not None for record in part.files}
+        return DraftFound(
+            id, self._store.draft_of(id), tuple(files), self._ledger.world_size, tuple(sorted({0, rank} & parts.keys()))
+        )
+
+    def load(self, path: str) -> Checkpoint:
+        """One of this run's, or the one it was given; in memory, too."""
+        return load_through(lambda root: self._storage if str(root) == self.root else open_storage(root), path)
+
+    def load_latest(self) -> dict[str, Any] | None:
+        """The latest one, else the one that the run was given."""
+        if self.latest is not None:
+            return self.load(self.latest.path)
+        given = self._request.checkpoint
+        return self.load(given) if isinstance(given, str) else given
+
+    def best(self) -> CheckpointInfo | None:
+        return None if self.is_in_memory else self._store.best(self._strategy)
+
+    def close(self) -> None:
+        """Leave nothing but checkpoints behind. Idempotent."""
+        self._storage.sweep()
+        self.relay.close()

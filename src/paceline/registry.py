@@ -1,0 +1,38 @@
+"""The things that are chosen by name, and where each of them is. They are imported when they are chosen, not before.
+
+This is the one place where a name stands for an import: through it a lower floor can hand out what stands above it.
+"""
+
+from importlib import import_module
+from typing import Any
+
+KINDS = {
+    "backend": {"torch": "paceline.backends.torch:TorchConfig"},
+    "engine": {
+        "inline": "paceline.workers.inline:InlineEngine",
+        "local": "paceline.workers.local:LocalEngine",
+        "ray": "paceline.workers.ray:RayEngine",
+    },
+    "dataset": {"ray": "paceline.data.ray_source:RaySource"},
+    "search": {"tune": "paceline.search:tune_trainable"},
+}
+
+WORKER_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceline.checkpoints.saver")
+"""What every worker uses of Paceline: good to have imported before it is forked."""
+
+TORCH_WORKER_MODULES = (
+    "paceline.checkpoints.content.torch_arrays",
+    "paceline.prepare.loader",
+    "paceline.prepare.model",
+)
+"""What a worker that trains with torch is likely to use besides."""
+
+
+def find(kind: str, name: str) -> Any:
+    """Import it. KeyError for a name that is not there: `names` says which are."""
+    module, _, attribute = KINDS[kind][name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def names(kind: str) -> list[str]:
+    return sorted(KINDS[kind])
