@@ -49,7 +49,8 @@ class Task:
 class Keeper(Protocol):
     """Something of a rank's own that every checkpoint keeps without being asked: random generators, say."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def state(self) -> Any:
         """What to keep, as a checkpoint holds it."""

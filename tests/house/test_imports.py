@@ -17,11 +17,11 @@ FLOORS = [
     {"search"},
     {"trainer"},
     {"arguments", "control", "prepare", "worker_table"},
-    {"session"},
+    {"recording", "session"},
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"workers"},
-    {"errors", "json_text"},
+    {"errors", "json_text", "registry"},
 ]
 FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 

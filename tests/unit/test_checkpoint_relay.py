@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from paceline.checkpoints.savers import FollowingSaver, WritingSaver
 
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy, load, snapshot
 from paceline.checkpoints.content.files import CHUNK_BYTES, MemoryFile
-from paceline.checkpoints.savers import FollowingSaver, WritingSaver
 from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
 from paceline.checkpoints.storage.local import LocalStorage
 from paceline.checkpoints.storage.relay import StorageRelay

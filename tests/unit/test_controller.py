@@ -1,17 +1,13 @@
 """The controller against scripted workers: every path through a run, without a process and without a clock."""
 
-from pathlib import Path
-
 import pytest
 
 import paceline
 from paceline import BackendConfig, SGDCallback, Trainer
 from paceline.backends.torch import TorchConfig
-from paceline.checkpoints import CheckpointInfo
-from paceline.control.gather import Gather
-from paceline.errors import ReportMismatchError, WorkersLostError
-from paceline.testing import KnownModel, ScriptedEngine, dies, raises, reports, returns
-from paceline.testing.scripted import asks
+from paceline.errors import ReportMismatchError, SaveMismatchError, WorkersLostError
+from paceline.recording.gather import Gather
+from paceline.testing import KnownModel, ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves
 from paceline.workers.base import Raised, Sent
 
 
@@ -153,21 +149,90 @@ def test_known_model_is_what_gradient_descent_does():
         assert weight == model.weight_after(step + 1)
 
 
+def note(rank):
+    return Sent(rank, "note", ("pause", {}))
+
+
 def test_step_that_one_rank_could_not_report_is_kept_when_it_is_not_made_again():
-    def committed(rank):
-        return Sent(rank, "committed", CheckpointInfo(1, "checkpoint_000001", None, 2, 0.0, 0))
-
-    def pause(rank):
-        return Sent(rank, "note", ("pause", {}))
-
+    """Rank 1 does not save, so the checkpoint says nothing of it."""
     _, lines, _ = run(
-        [[*reports(2, x=0), committed, *reports(1, start=3, x=0)], [*reports(1, x=1), pause, pause, dies()]],
+        [
+            [saves(1, 0), *reports(2, x=0), saves(2, 2), *reports(1, start=3, x=0)],
+            [*reports(1, x=1), note, note, note, dies()],
+        ],
         [[*reports(1, start=3, x=0), returns(1)], [*reports(1, start=3, x=1), returns(2)]],
     )
     assert lines == ["start", 1, "restart 1", 3, "finish SUCCEEDED False"], "callbacks get whole steps only"
-    newest = max(paceline.list_runs(), key=lambda one: one.path.stat().st_mtime)
-    rows = newest.metrics[["step", "rank", "x"]].values.tolist()
+    rows = newest_run().metrics[["step", "rank", "x"]].values.tolist()
     assert rows == [[1, 0, 0], [1, 1, 1], [2, 0, 0], [3, 0, 0], [3, 1, 1]]
+
+
+def newest_run():
+    return max(paceline.list_runs(), key=lambda one: one.path.stat().st_mtime)
+
+
+def test_checkpoint_waits_for_a_rank_that_is_behind():
+    """Steps 2 and 3 of rank 1 are made, although rank 0 had saved them before rank 1 died."""
+    behind = [*reports(1, x=1), saves(1, 1), note, note, note, note, dies()]
+    ahead = [line for step in (1, 2, 3) for line in (*reports(1, start=step, x=0), saves(step, step))]
+    again = [[*reports(2, start=2, x=rank), returns(rank)] for rank in (0, 1)]
+    _, lines, _ = run([ahead, behind], again)
+    assert lines == ["start", 1, "restart 1", 2, 3, "finish SUCCEEDED False"]
+    run_folder = newest_run()
+    assert [event["id"] for event in run_folder.events if event["kind"] == "checkpoint"] == [1]
+    assert run_folder.metrics[["step", "rank"]].values.tolist() == [[s, r] for s in (1, 2, 3) for r in (0, 1)]
+
+
+def test_ranks_save_unequally():
+    with pytest.raises(SaveMismatchError, match="rank 0: 2, rank 1: 1"):
+        run([[saves(1, 0), saves(2, 0), returns()], [saves(1, 0), returns()]])
+
+
+def test_rank_0_alone_does_not_save():
+    with pytest.raises(SaveMismatchError, match="rank 0: 0, rank 1: 1"):
+        run([[note, returns()], [saves(1, 0), returns()]])
+
+
+def test_rank_0_alone_saves():
+    values, _, _ = run([[*reports(1), saves(1, 1), *reports(1, start=2), returns()], [*reports(2), returns()]])
+    assert values == [None, None]
+    assert [event["id"] for event in newest_run().events if event["kind"] == "checkpoint"] == [1]
+
+
+class StopAt(SGDCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def handle_result(self, results, **info):
+        if results[0]["_training_iteration"] == self.step:
+            self.trainer.stop()
+
+
+def stopped(*attempts, at=1, **arguments):
+    callback = StopAt(at)
+    engine = ScriptedEngine(attempts)
+    callback.trainer = Trainer(
+        backend=BackendConfig(), num_workers=len(attempts[0]), engine=engine, logdir="scripted", **arguments
+    )
+    values = callback.trainer.run(lambda: None, callbacks=[callback])
+    return values, paceline.load_run(callback.trainer.latest_run_dir).status.state, engine
+
+
+def test_ranks_that_see_the_stop_at_different_steps_are_stopped():
+    values, state, _ = stopped([[*reports(1), saves(1, 1), returns("a")], [*reports(3), returns("b")]])
+    assert (values, state) == (["a", "b"], "STOPPED")
+
+
+def test_stop_then_a_notice_then_the_end_of_the_grace_period():
+    values, state, engine = stopped([[*reports(1), returns("a")], [*reports(1), preempts()]], preemption_grace_s=0)
+    assert (values, state) == (["a", None], "STOPPED")
+    assert engine.groups[0].num_starts == 1, "nothing was started again"
+
+
+def test_worker_dies_after_a_stop():
+    values, state, engine = stopped([[*reports(1), note, note, returns("a")], [*reports(1), note, dies()]])
+    assert (values, state) == ([None, None], "STOPPED")
+    assert engine.groups[0].num_starts == 1
 
 
 def test_leftovers_are_the_incomplete_steps_by_rank():
@@ -190,10 +255,72 @@ def test_questions_about_storage_are_answered():
 
 
 def test_checkpoint_that_is_on_its_way_when_the_run_fails_arrives_first():
-    info = CheckpointInfo(id=1, path="p", score=0.0, iteration=1, time=0.0, num_bytes=1)
-    saving = lambda rank: Sent(rank, "saving", None)  # noqa: E731
+    saving = lambda rank: Sent(rank, "saving", 1)  # noqa: E731
     question = asks("storage", ("names", "/not/of/this/run"))
     with pytest.raises(KeyError) as caught:
-        run([[saving, raises(KeyError("lr")), *[question] * 3, lambda rank: Sent(rank, "committed", info)]])
+        run([[saving, raises(KeyError("lr")), *[question] * 3, saves(1, 0)]])
     assert answers(caught.value.engine) == [(0, PermissionError)] * 3
-    assert caught.value.trainer.latest_checkpoint_path == Path("p")
+    assert caught.value.trainer.latest_checkpoint == {"step": 0}
+
+
+def test_rank_that_asks_for_what_rank_0_has_still_to_save_is_answered_then():
+    _, _, engine = run(
+        [[note, note, saves(1, 0), returns()], [saves(1, 0), asks("checkpoint", 1), note, note, returns()]]
+    )
+    [(question, found)] = engine.groups[0].answers
+    assert question.rank == 1
+    assert found.path == engine_root() + "/checkpoint_000001"
+
+
+def engine_root():
+    return newest_run().request["checkpoint_root"]
+
+
+def train_by_script(start, steps, save_every, order, kill=None):
+    """Scripts of two ranks without collectives: each reports and saves by itself; `order` is which of them acts next,
+    and the victim dies after so many of its lines."""
+
+    def lines(rank):
+        for step in range(start.iteration + 1, steps + 1):
+            yield from reports(1, start=step, x=step)
+            if step % save_every == 0:
+                yield saves(start.first_id + (step - start.iteration - 1) // save_every, step, own=order["own"])
+        yield returns(rank)
+
+    scripts = {rank: list(lines(rank)) for rank in (0, 1)}
+    if kill is not None:
+        victim, after = kill
+        scripts[victim] = [*scripts[victim][:after], dies()]
+        if after >= len(scripts[1 - victim]):
+            return [scripts[0], scripts[1]]
+    slow = order["slow"]
+    scripts[slow] = [line for one in scripts[slow] for line in (*[note] * order["pace"], one)]
+    return [scripts[0], scripts[1]]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_no_step_of_any_rank_is_missing_whenever_a_rank_is_killed(own, slow):
+    """Two ranks that do not meet, one of them slow, and a kill at every point of either."""
+    steps, save_every = 6, 2
+    for victim in (0, 1):
+        for after in range(steps + steps // save_every):
+            order = {"own": own, "slow": slow, "pace": 3}
+            engine = ScriptedEngine(
+                iter(
+                    [
+                        lambda start, k=(victim, after), o=order: train_by_script(start, steps, save_every, o, k),
+                        lambda start, o=order: train_by_script(start, steps, save_every, o),
+                    ]
+                ),
+                size=2,
+            )
+            trainer = Trainer(backend=BackendConfig(), num_workers=2, engine=engine, logdir="property")
+            assert trainer.run(lambda: None) == [0, 1]
+            run_folder = paceline.load_run(trainer.latest_run_dir)
+            rows = run_folder.metrics[["step", "rank"]].values.tolist()
+            assert rows == [[step, rank] for step in range(1, steps + 1) for rank in (0, 1)], (victim, after)
+            assert trainer.latest_checkpoint == {"step": steps}
+            if own:
+                parts = trainer.latest_checkpoint.all_ranks
+                assert parts == [{"step": steps, "rank": rank} for rank in (0, 1)]

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.control.gather import Gather
+from paceline.recording.gather import Gather
 
 
 def report(**metrics):

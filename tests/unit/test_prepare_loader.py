@@ -327,7 +327,7 @@ def test_position_counts_what_the_loop_was_given():
     for _ in loader:
         seen.append(loader.state_dict())
     seen.append(loader.state_dict())
-    assert seen == [{"epoch": e, "batch": b} for e, b in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]]
+    assert seen == [{"epoch": e, "done": d} for e, d in [(0, 0), (0, 2), (0, 4), (0, 6), (1, 0)]]
 
 
 @pytest.mark.parametrize("kind", sampler_loaders())
@@ -339,7 +339,7 @@ def test_interrupted_equals_uninterrupted(kind, stop):
     first = prepared(sampler_loaders()[kind], 1, 2)
     batches_of(first)
     begun = [batch.tolist() for batch in islice(first, stop)]
-    state = first.state_dict() if stop else {"epoch": 1, "batch": 0}
+    state = first.state_dict() if stop else {"epoch": 1, "done": 0}
     resumed = prepared(sampler_loaders()[kind], 1, 2)
     resumed.load_state_dict(copy.deepcopy(state))
     resumed.dataset.loaded.clear()
@@ -349,10 +349,43 @@ def test_interrupted_equals_uninterrupted(kind, stop):
     assert batches_of(resumed) == expected[2]
 
 
+@pytest.mark.parametrize("kind", sampler_loaders())
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 3), (3, 2), (4, 1)], ids=str)
+def test_interrupted_epoch_goes_on_with_another_number_of_ranks(kind, sizes):
+    """Every sample of the epoch once, whoever reads it; and what follows is the same epoch as ever."""
+    before, after = sizes
+    whole = samples_of(prepared(sampler_loaders()[kind]))
+    first = [prepared(sampler_loaders()[kind], rank, before) for rank in range(before)]
+    begun = [sample for loader in first for batch in islice(loader, 1) for sample in batch.tolist()]
+    [state] = {tuple(loader.state_dict().items()) for loader in first}
+
+    second = [prepared(sampler_loaders()[kind], rank, after) for rank in range(after)]
+    for loader in second:
+        loader.load_state_dict(dict(state))
+    rest = [sample for loader in second for sample in samples_of(loader)]
+    assert set(begun + rest) == set(whole), "none is left out"
+    assert len(begun + rest) - len(whole) < after, "none comes twice, but to give every rank equally many"
+    assert {loader.state_dict()["epoch"] for loader in second} == {1}
+
+
+def test_states_of_ranks_that_were_not_in_step_leave_nothing_out():
+    loader = prepared(DataLoader(Numbers(12), batch_size=2), 0, 1)
+    loader.load_state_dict([{"epoch": 1, "done": 8}, {"epoch": 1, "done": 4}, {"epoch": 2, "done": 0}])
+    assert loader.state_dict() == {"epoch": 1, "done": 4}
+
+
+def test_order_that_is_filled_up_is_filled_from_its_start_also_when_resumed():
+    unbroken = [batches_of(prepared(DataLoader(Numbers(7), batch_size=2), rank, 3)) for rank in range(3)]
+    for rank in range(3):
+        resumed = prepared(DataLoader(Numbers(7), batch_size=2), rank, 3)
+        resumed.load_state_dict({"epoch": 0, "done": 6})
+        assert batches_of(resumed) == unbroken[rank][1:]
+
+
 def test_resumed_loop_may_announce_its_epoch():
     loader = prepared(DataLoader(Numbers(6), batch_size=2, shuffle=True))
     epochs = [batches_of(loader) for _ in range(4)]
-    loader.load_state_dict({"epoch": 2, "batch": 1})
+    loader.load_state_dict({"epoch": 2, "done": 2})
     seen = []
     for epoch in range(2, 4):
         loader.set_epoch(epoch)
@@ -373,9 +406,9 @@ def test_set_epoch_starts_anywhere(through):
 
 def test_state_of_a_finished_loop_that_was_saved_in_its_last_batch():
     loader = prepared(DataLoader(Numbers(4), batch_size=2, shuffle=True))
-    loader.load_state_dict({"epoch": 0, "batch": 2})
+    loader.load_state_dict({"epoch": 0, "done": 4})
     assert batches_of(loader) == []
-    assert loader.state_dict() == {"epoch": 1, "batch": 0}
+    assert loader.state_dict() == {"epoch": 1, "done": 0}
 
 
 def test_loop_that_was_left_early_is_followed_by_a_new_epoch():
@@ -383,13 +416,13 @@ def test_loop_that_was_left_early_is_followed_by_a_new_epoch():
     epochs = [batches_of(loader) for _ in range(2)]
     loader.set_epoch(0)
     next(iter(loader))
-    assert loader.state_dict() == {"epoch": 0, "batch": 1}
+    assert loader.state_dict() == {"epoch": 0, "done": 2}
     assert batches_of(loader) == epochs[1]
 
 
 def test_loop_that_took_nothing_costs_no_epoch():
     loader = prepared(DataLoader(Numbers(6), batch_size=2))
-    loader.load_state_dict({"epoch": 3, "batch": 1})
+    loader.load_state_dict({"epoch": 3, "done": 2})
     iter(loader)
     assert batches_of(loader) == [[2, 3], [4, 5]]
 
@@ -405,7 +438,7 @@ def test_two_loops_at_a_time_are_both_right_and_the_later_holds_the_position():
     assert [mine for mine, _ in mixed] == expected[1][:2]
     assert begun + [theirs for _, theirs in mixed] == expected[0]
     assert list(first) == []
-    assert loader.state_dict() == {"epoch": 1, "batch": 2}
+    assert loader.state_dict() == {"epoch": 1, "done": 4}
 
 
 @pytest.mark.parametrize(
@@ -415,10 +448,10 @@ def test_two_loops_at_a_time_are_both_right_and_the_later_holds_the_position():
 def test_announced_epoch_keeps_only_a_loaded_batch(begun, epoch, expected):
     position = Position(2, 5, begun)
     position.set_epoch(epoch)
-    assert (position.epoch, position.batch, position.is_begun) == (*expected, False)
+    assert (position.epoch, position.done, position.is_begun) == (*expected, False)
 
 
-@pytest.mark.parametrize("state", [{}, {"epoch": 1}, {"epoch": "x", "batch": 0}, None, {"epoch": -1, "batch": 0}])
+@pytest.mark.parametrize("state", [{}, {"epoch": 1}, {"epoch": "x", "done": 0}, None, [], {"epoch": -1, "done": 0}])
 def test_state_that_is_none(state):
     with pytest.raises(ArgumentError, match=r"a loader's (state|epoch)"):
         prepared(DataLoader(Numbers(4))).load_state_dict(state)
@@ -430,7 +463,7 @@ def test_empty_batch_of_none_does_not_end_the_loop():
         device=torch.device("cpu"),
     )
     assert list(loader) == [0, None, 2, 3]
-    assert loader.state_dict() == {"epoch": 1, "batch": 0}
+    assert loader.state_dict() == {"epoch": 1, "done": 0}
 
 
 def test_batches_are_moved():
@@ -472,7 +505,7 @@ def test_iterable_dataset_gives_no_notice_to_a_single_process(caplog):
 
 def test_iterable_dataset_resumes_and_learns_its_epoch():
     loader = prepared(DataLoader(StreamWithEpochs(), batch_size=2))
-    loader.load_state_dict({"epoch": 1, "batch": 2})
+    loader.load_state_dict({"epoch": 1, "done": 2})
     assert batches_of(loader) == [[14, 15]]
     assert batches_of(loader) == [[20, 21], [22, 23], [24, 25]]
 
@@ -507,5 +540,5 @@ def test_something_else_than_a_loader():
 
 def test_prepared_loader_can_be_copied():
     loader = prepared(DataLoader(Numbers(4), batch_size=2))
-    loader.load_state_dict({"epoch": 0, "batch": 1})
+    loader.load_state_dict({"epoch": 0, "done": 2})
     assert batches_of(copy.deepcopy(loader)) == [[2, 3]]

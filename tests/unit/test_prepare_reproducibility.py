@@ -10,7 +10,7 @@ import torch._dynamo  # torch imports it at some first use and sets a variable t
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter, load
+from paceline.checkpoints import CheckpointStore, load, snapshot
 from paceline.errors import ArgumentError
 from paceline.prepare import (
     enable_reproducibility,
@@ -123,9 +123,7 @@ def test_state_survives_a_checkpoint(tmp_path):
     state = rng_state()
     expected = draws()
     store = CheckpointStore(tmp_path)
-    writer = CheckpointWriter(store, CheckpointStrategy(), 1, on_commit=lambda info: None)
-    writer.save({"rng": state})
-    writer.close()
+    store.write(1, snapshot({"rng": state}))
     set_rng_state(load(store.path_of(1))["rng"])
     assert draws() == expected
 

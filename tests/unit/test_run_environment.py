@@ -3,8 +3,8 @@ from importlib import metadata
 
 import pytest
 
-from paceline.runs import describe_function
 from paceline.runs.environment import hide_secrets, installed_packages, recorded_variables
+from paceline.runs.function_source import describe_function
 
 
 def test_only_harmless_variables_are_recorded() -> None:

@@ -162,7 +162,8 @@ class Controller:
             grace_s=self._limits.grace_s,
             is_suspect=self._backend.is_broken_collective,
         )
-        if former is Phase.RUNNING and attempt.state.phase is Phase.LEAVING:
+        is_leaving = wish is not None or attempt.facts.preempted_at is not None
+        if is_leaving and former is Phase.RUNNING:
             if wish is not None and wish.kind == "terminate":
                 self._folder.record_event("terminated", reason="SIGTERM", grace_s=self._limits.grace_s)
             attempt.group.request_stop()  # all ranks: none gets far without the others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -54,10 +54,10 @@ def prepare_data_loader(
 class PreparedDataLoader:
     """What `prepare_data_loader` returns. Everything else that a DataLoader has is found on it, too.
 
-    Each loop over it is one epoch and the epoch counts itself. `state_dict()` is the position: how many
-    batches of which epoch the loop was given, whatever the loader's workers have loaded ahead. After
-    `load_state_dict()` the next loop goes on at that batch. A loop that was left early is not continued by
-    the next one, which is a new epoch.
+    Each loop over it is one epoch and the epoch counts itself. `state_dict()` is the position: how much of
+    which epoch's order the loops of all ranks were given, whatever the loader's workers have loaded ahead.
+    After `load_state_dict()` the next loop goes on there, also with another number of workers. A loop that was
+    left early is not continued by the next one, which is a new epoch.
     """
 
     def __init__(
@@ -79,11 +79,13 @@ class PreparedDataLoader:
 
         self._loader = loader if self._is_iterable else _reordered(loader, shard, place.world_rank)
         self._num_loops = 0
+        order = next((s for s in (self._loader.batch_sampler, self._loader.sampler) if isinstance(s, BatchOrder)), None)
+        self._stride = 1 if order is None else order.stride
 
     def __iter__(self) -> Iterator[Any]:
         self._position.begin()
         self._num_loops += 1
-        epoch, start = self._position.epoch, self._position.batch
+        epoch, start = self._position.epoch, self._position.done
         if self._is_iterable and hasattr(self._loader.dataset, "set_epoch"):
             self._loader.dataset.set_epoch(epoch)
         own = [] if self._loader.generator is None else [self._loader.generator]
@@ -97,9 +99,11 @@ class PreparedDataLoader:
         return self._track(batches, epoch, start, self._num_loops)
 
     def _track(self, batches: Iterator[Any], epoch: int, start: int, loop: int) -> Iterator[Any]:
-        for number, batch in enumerate(batches, start + 1):
+        done = start
+        for batch in batches:
+            done += self._stride
             if loop == self._num_loops:  # of two loops at a time, the later one holds the position
-                self._position.put(epoch, number, is_begun=True)
+                self._position.put(epoch, done, is_begun=True)
             yield batch if self._device is None else self._move(batch, self._device)
         if loop == self._num_loops:
             self._position.put(epoch + 1)
@@ -116,18 +120,23 @@ class PreparedDataLoader:
         self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self._position.epoch, "batch": self._position.batch}
+        """`done` counts items of the epoch's order over all ranks, which go through it in step. It counts batches of
+        this rank alone where the data is an iterable dataset, or somebody else's sampler shares it out."""
+        return {"epoch": self._position.epoch, "done": self._position.done}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, int] | Sequence[Mapping[str, int]]) -> None:
+        """Go on there. Of the states of several ranks, which may not have been in step, where the last of them was:
+        nothing is left out, and what the others were ahead comes again."""
+        states = [state] if isinstance(state, Mapping) else state
         try:
-            epoch, batch = int(state["epoch"]), int(state["batch"])
+            epoch, done = min((int(one["epoch"]), int(one["done"])) for one in states)
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
-                f"a loader's state is {{'epoch': int, 'batch': int}}; this one is {state!r}."
+                f"a loader's state is {{'epoch': int, 'done': int}}, or those of all ranks; this one is {state!r}."
             ) from error
-        if epoch < 0 or batch < 0:
-            raise ArgumentError(f"a loader's epoch and batch are not negative; this state is {state!r}.")
-        self._position.put(epoch, batch)
+        if epoch < 0 or done < 0:
+            raise ArgumentError(f"a loader's epoch and what is done of it are not negative; this state is {state!r}.")
+        self._position.put(epoch, done)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not set yet: a copy is being made

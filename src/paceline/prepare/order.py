@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
@@ -20,17 +20,19 @@ _CHUNK = 4096  # indices drawn at a time: swapping generators costs little then,
 
 @dataclass
 class Position:
-    """Where a loader stands. `is_begun`: batches were taken since it was set; a new loop is a new epoch."""
+    """Where a loader stands: the first `done` items of the epoch's order have been given out, to all ranks together. So
+    it means the same for any number of ranks and any size of batches. `is_begun`: batches were taken since it was set;
+    a new loop is a new epoch."""
 
     epoch: int = 0
-    batch: int = 0
+    done: int = 0
     is_begun: bool = False
 
-    def put(self, epoch: int, batch: int = 0, *, is_begun: bool = False) -> None:
-        self.epoch, self.batch, self.is_begun = epoch, batch, is_begun
+    def put(self, epoch: int, done: int = 0, *, is_begun: bool = False) -> None:
+        self.epoch, self.done, self.is_begun = epoch, done, is_begun
 
     def set_epoch(self, epoch: int) -> None:
-        """Keeps the batch of a loaded position in that epoch: a resumed loop may announce it as always."""
+        """Keeps what is done of a loaded position's epoch: a resumed loop may announce it as always."""
         if epoch != self.epoch or self.is_begun:
             self.put(epoch)
 
@@ -43,17 +45,18 @@ class Position:
 class Share:
     """What one of several ranks gets: every world_size-th item, equally many on each rank.
 
-    An order that does not divide evenly is filled up from its start, or cut with `drop_last`.
+    An order that does not divide evenly is filled up from its start, or cut with `drop_last`. What was done of it, by
+    however many ranks, is left out.
     """
 
     rank: int = 0
     world_size: int = 1
     drop_last: bool = False
 
-    def of(self, order: Iterator[Any]) -> Iterator[Any]:
-        head: list[Any] = []
-        while group := list(islice(order, self.world_size)):
-            head = head or group
+    def of(self, order: Iterator[Any], done: int = 0) -> Iterator[Any]:
+        head = list(islice(order, self.world_size))
+        rest = islice(chain(head, order), done, None)
+        while group := list(islice(rest, self.world_size)):
             missing = self.world_size - len(group)
             if missing and self.drop_last:
                 return
@@ -78,12 +81,12 @@ class ShardSampler(Sampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         self.position.set_epoch(epoch)
 
-    def order(self, epoch: int) -> Iterator[Any]:
+    def order(self, epoch: int, done: int = 0) -> Iterator[Any]:
         for sampler in _with_inner(self.source):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         drawn = seeded_order(self.source, derived_seed("order", self.seed, epoch))
-        return drawn if self.share.world_size == 1 else self.share.of(drawn)
+        return islice(drawn, done, None) if self.share.world_size == 1 else self.share.of(drawn, done)
 
     def __iter__(self) -> Iterator[Any]:
         return self.order(self.position.epoch)
@@ -108,18 +111,24 @@ class BatchOrder(Sampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         self.sampler.set_epoch(epoch)
 
+    @property
+    def stride(self) -> int:
+        """How many items of the order are done when every rank has been given one more batch."""
+        return (self._size or 1) * self.sampler.share.world_size
+
     def __iter__(self) -> Iterator[Any]:
         # Read now, not at the first batch: the position may have moved by then.
         position = self.sampler.position
-        return self._from(position.epoch, position.batch)
+        return self._from(position.epoch, position.done)
 
-    def _from(self, epoch: int, start: int) -> Iterator[Any]:
-        items = self.sampler.order(epoch)
+    def _from(self, epoch: int, done: int) -> Iterator[Any]:
+        items = self.sampler.order(epoch, done)
         if self._size is not None:
             items = _batched(items, self._size, self.sampler.share.drop_last)
-        for number, item in enumerate(islice(items, start, None), start):
-            seed = derived_seed("batch", self.sampler.seed, epoch, self.rank, number)
+        for item in items:
+            seed = derived_seed("batch", self.sampler.seed, epoch, self.rank, done)
             yield SeededBatch(item, seed) if type(item) is list else item
+            done += self.stride
 
     def __len__(self) -> int:
         count = len(self.sampler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ def enable_reproducibility(seed: int = 0) -> None:
     """Seed python, numpy and torch and allow only deterministic algorithms; call it first, on every rank.
 
     All ranks get the same seed, so that models start equal. Loaders prepared afterwards take their order and
-    the seeds of their worker processes from it. The run folder records the seed.
+    the seeds of their worker processes from it. The run folder records the seed. From now on every checkpoint keeps
+    the random generators of each rank, and `load_checkpoint()` puts them back in a function that begins with one.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ArgumentError(f"seed={seed!r}; expected an integer from 0 to 2**63 - 1.")
@@ -37,8 +39,26 @@ def enable_reproducibility(seed: int = 0) -> None:
     os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    if session.current() is not None:
-        session.note("seed", seed=seed)
+    running = session.current()
+    if running is not None:
+        running.note("seed", seed=seed)
+        running.keep(_Generators(seed))
+
+
+@dataclass(frozen=True)
+class _Generators:
+    """The random generators of a rank, kept with every checkpoint. With another seed the function wants other numbers,
+    and with another number of ranks none of the kept ones is this rank's: then they stay as seeded."""
+
+    seed: int
+    name: str = "rng"
+
+    def state(self) -> dict[str, Any]:
+        return {"seed": self.seed, **rng_state()}
+
+    def restore(self, own: dict[str, Any] | None, everybody: Callable[[], list[Any]]) -> None:
+        if own is not None and own["seed"] == self.seed:
+            set_rng_state(own)
 
 
 def rng_state() -> dict[str, Any]:

@@ -1,8 +1,11 @@
 import pytest
 
-from paceline.control.failure import Budget, Facts, GiveUp, Restart, decide, settle_s
-from paceline.control.gather import Mismatch
-from paceline.errors import ReportMismatchError, TrainFunctionError, WorkersLostError
+from paceline.control.attempt import Facts as AllFacts
+from paceline.control.attempt import Wish, settle_s
+from paceline.control.outcome import Budget, Finish, GiveUp, Restart, Stop, conclude
+from paceline.errors import ReportMismatchError, SaveMismatchError, TrainFunctionError, WorkersLostError
+from paceline.recording.gather import Mismatch
+from paceline.recording.ledger import SaveMismatch
 from paceline.workers.base import Died, Raised
 
 BROKEN = Raised(0, "RuntimeError", "Connection closed by peer", "…", RuntimeError("Connection closed by peer"))
@@ -14,8 +17,13 @@ def is_suspect(error):
     return error is BROKEN
 
 
-def judge(facts, num_restarts=0, max_retries=3):
-    return decide(facts, is_suspect=is_suspect, budget=Budget(max_retries=max_retries, num_losses=num_restarts))
+def Facts(**facts):
+    return AllFacts(2, **facts)
+
+
+def judge(facts, num_restarts=0, max_retries=3, wish=None):
+    budget = Budget(max_retries=max_retries, num_losses=num_restarts)
+    return conclude(facts, wish, is_suspect=is_suspect, budget=budget)
 
 
 def test_worker_is_killed():
@@ -59,6 +67,61 @@ def test_user_exception_outranks_unequal_reports():
     mismatch = Mismatch((1, 2), (0,))
     assert type(judge(Facts(raised=[OWN], mismatch=mismatch)).error) is KeyError
     assert type(judge(Facts(raised=[BROKEN], mismatch=mismatch)).error) is ReportMismatchError
+
+
+def test_unequal_saves():
+    decision = judge(Facts(mismatch=SaveMismatch((3, 1), (1,))))
+    assert type(decision.error) is SaveMismatchError
+    assert "rank 0: 3, rank 1: 1" in str(decision.error)
+
+
+def test_all_have_returned():
+    assert judge(Facts(values={0: "a", 1: "b"})) == Finish()
+
+
+def test_some_have_not_ended_because_there_is_room():
+    assert judge(Facts(grows=True)) == Restart("there is room for more workers", "growth")
+
+
+STOP, TERMINATE = Wish("stop", 0.0), Wish("terminate", 0.0)
+
+
+@pytest.mark.parametrize("wish", [STOP, TERMINATE])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"values": {0: "a", 1: "b"}},
+        {"died": [DEATH]},
+        {"died": [DEATH], "raised": [BROKEN]},
+        {"preempted": {1: "got SIGTERM"}},
+        {"preempted": {1: "got SIGTERM"}, "died": [DEATH]},
+        {"raised": [BROKEN]},
+        {"mismatch": Mismatch((1, 2), (0,))},
+        {"mismatch": SaveMismatch((1, 2), (0,))},
+        {"grows": True},
+        {},
+    ],
+    ids=[
+        "all returned",
+        "death",
+        "death and echo",
+        "notice",
+        "notice and death",
+        "echo",
+        "reports",
+        "saves",
+        "room",
+        "-",
+    ],
+)
+def test_who_wants_the_end_gets_it_and_nothing_is_started_again(facts, wish):
+    assert judge(Facts(**facts), wish=wish) == Stop()
+
+
+@pytest.mark.parametrize("wish", [STOP, TERMINATE])
+def test_users_exception_is_raised_whatever_was_wanted(wish):
+    decision = judge(Facts(raised=[OWN], preempted={0: "got SIGTERM"}), wish=wish)
+    assert type(decision.error) is KeyError
 
 
 def test_exception_that_could_not_travel():
