@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStrategy
     from paceline.checkpoints import load as read_checkpoint
     from paceline.control.iterator import SGDIterator
+    from paceline.core.record import record_run
     from paceline.errors import PacelineError
     from paceline.prepare import (
         accelerate,
@@ -69,6 +70,7 @@ _HOMES = {
     ],
     "paceline.checkpoints": ["Checkpoint", "CheckpointInfo", "CheckpointStrategy", "read_checkpoint"],
     "paceline.control.iterator": ["SGDIterator"],
+    "paceline.core.record": ["record_run"],
     "paceline.errors": ["PacelineError"],
     "paceline.prepare": [
         "accelerate",
@@ -139,6 +141,7 @@ __all__ = [
     "prepare_model",
     "prepare_optimizer",
     "read_checkpoint",
+    "record_run",
     "report",
     "rng_state",
     "save_checkpoint",

@@ -24,7 +24,7 @@ from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.runs.request import RunRequest
 from paceline.workers import parcel
-from paceline.workers.base import Place, Wire
+from paceline.workers.base import Place, Wire, place_from_environ
 from paceline.workers.reports import pack
 
 logger = logging.getLogger(__name__)
@@ -263,12 +263,15 @@ def should_stop() -> bool:
 
 def in_worker() -> bool:
     """Whether this code runs in a function that a Trainer has called."""
-    return _current is not None or _worker_place is not _ALONE
+    return _current is not None or _worker_place is not None
 
 
 def place() -> Place:
-    """Where this process stands among the workers; rank 0 of 1 outside of a worker."""
-    return _current.place if _current is not None else _worker_place
+    """Where this process stands among the workers: in a worker, or as the launcher says that has started it (torchrun,
+    srun); else rank 0 of 1."""
+    if _current is not None:
+        return _current.place
+    return _worker_place or place_from_environ(os.environ) or _ALONE
 
 
 def world_rank() -> int:
@@ -299,7 +302,8 @@ def note(kind: str, **fields: Any) -> None:
         _current.note(kind, **fields)
 
 
-_worker_place = _ALONE
+_worker_place: Place | None = None
+"""In a call that has no session."""
 
 
 def call_in_worker(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -311,7 +315,7 @@ def call_in_worker(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...], kw
             args = (wire.shared["instance"], *args)
         return fn(*args, **kwargs)
     finally:
-        _worker_place = _ALONE
+        _worker_place = None
 
 
 def make_instance(wire: Wire, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -324,10 +328,8 @@ def _notice(name: str) -> None:
     global _noticed
     if not _noticed:
         _noticed = True
-        logger.warning(
-            "%s() was called outside a Paceline run: going on as a single process. Nothing is recorded.",
-            name,
-        )
+        if world_rank() == 0:
+            logger.warning("%s() was called outside a Paceline run: going on, but nothing is recorded.", name)
 
 
 def _plain(value: Any) -> Any:

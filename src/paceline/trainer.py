@@ -32,7 +32,7 @@ from paceline.control.outcome import Budget
 from paceline.data import Source, resolve_dataset
 from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
 from paceline.recording.recorder import Recorder
-from paceline.runs import RunFolder, RunRequest, load_call, load_run, resolve_logdir
+from paceline.runs import RunFolder, RunRequest, checkpoint_root, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
@@ -390,15 +390,6 @@ def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
     if progress is None or any(type(listener) is type(progress) for listener in listeners):
         return listeners
     return CallbackList([*listeners, progress])
-
-
-def checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
-    if strategy.storage_path is None:
-        return str(folder.checkpoints_dir)
-    place = strategy.storage_path.rstrip("/")
-    if "://" not in place:  # the run folder keeps it, and is read from anywhere
-        place = str(Path(place).expanduser().absolute())
-    return f"{place}/{folder.path.parent.name}/{folder.path.name}"
 
 
 def _as_path(path: str) -> Path | str:

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from paceline import registry
 from paceline.errors import TrainFunctionError
-from paceline.workers import ENGINES, resolve_engine
+from paceline.workers import resolve_engine
 from paceline.workers.base import (
     Asked,
     Call,
@@ -22,10 +23,10 @@ from paceline.workers.base import (
     Size,
 )
 
-ON_PROCESSES = sorted(set(ENGINES) - {"inline"})
+ON_PROCESSES = sorted(set(registry.names("engine")) - {"inline"})
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture(params=registry.names("engine"))
 def group(request):
     size = 0 if request.param == "inline" else 2
     group = resolve_engine(request.param, max_workers=size).group(Size(size, size), Resources(), Preload())

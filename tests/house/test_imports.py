@@ -15,7 +15,7 @@ SRC = Path(paceline.__file__).parent
 FLOORS = [
     {"testing", "__init__"},
     {"search"},
-    {"trainer"},
+    {"core", "trainer"},
     {"arguments", "control", "prepare", "worker_table"},
     {"recording", "session"},
     {"backends", "callbacks", "data", "runs"},

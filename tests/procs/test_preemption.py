@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import torch
 
@@ -66,7 +67,7 @@ def train_without_listening(config):
 
 
 def test_function_that_does_not_listen_is_ended_after_the_grace_period(warm, monkeypatch, tmp_path):
-    monkeypatch.setattr(warm, "preemption_grace_s", 0.2)
+    monkeypatch.setattr(warm, "limits", replace(warm.limits, grace_s=0.2))
     marker, listener = tmp_path / "restarted", Terminate()
     listener.handle_restart = lambda attempt, reason, **info: marker.touch()
     pids = warm.run(train_without_listening, {"marker": str(marker)}, callbacks=[listener])

@@ -41,17 +41,19 @@ def _clean():
 
 
 @pytest.mark.parametrize(
-    ("place", "cuda_available", "device"),
+    ("place", "in_worker", "num_gpus", "device"),
     [
-        (None, False, "cpu"),
-        (None, True, "cuda:0"),
-        (Place(), True, "cpu"),
-        (Place(device_index=0), True, "cuda:0"),
-        (Place(local_rank=1, device_index=1), True, "cuda:1"),
+        (Place(), False, 0, "cpu"),
+        (Place(), False, 1, "cuda:0"),
+        (Place(world_rank=3, local_rank=1), False, 2, "cuda:1"),
+        (Place(world_rank=3, local_rank=3), False, 2, "cuda:1"),
+        (Place(), True, 1, "cpu"),
+        (Place(device_index=0), True, 1, "cuda:0"),
+        (Place(local_rank=1, device_index=1), True, 2, "cuda:1"),
     ],
 )
-def test_device_follows_from_the_place(place, cuda_available, device):
-    assert device_at(place, cuda_available=cuda_available) == torch.device(device)
+def test_device_follows_from_the_place(place, in_worker, num_gpus, device):
+    assert device_at(place, in_worker=in_worker, num_gpus=num_gpus) == torch.device(device)
 
 
 def test_device_of_a_worker_without_gpus_is_the_cpu(enter):

@@ -6,21 +6,26 @@ from typing import Any
 
 import torch
 
+from paceline import session
 from paceline.prepare.nesting import map_tensors
-from paceline.prepare.scope import current_place
 from paceline.workers.base import Place
 
 
 def get_device() -> torch.device:
-    """This worker's GPU if it was given one, else the CPU; outside a worker the first GPU if there is any."""
-    return device_at(current_place(), cuda_available=torch.cuda.is_available())
+    """This worker's GPU if it was given one, else the CPU. Outside a worker the GPU of the local rank that a launcher
+    gave, the first without one, as far as there are any."""
+    return device_at(session.place(), in_worker=session.in_worker(), num_gpus=_num_gpus())
 
 
-def device_at(place: Place | None, *, cuda_available: bool) -> torch.device:
+def device_at(place: Place, *, in_worker: bool, num_gpus: int) -> torch.device:
     """A worker's place decides alone: one that was started without GPUs stays off those it can see."""
-    if place is None:
-        return torch.device("cuda", 0) if cuda_available else torch.device("cpu")
-    return torch.device("cpu") if place.device_index is None else torch.device("cuda", place.device_index)
+    if in_worker:
+        return torch.device("cpu") if place.device_index is None else torch.device("cuda", place.device_index)
+    return torch.device("cuda", place.local_rank % num_gpus) if num_gpus else torch.device("cpu")
+
+
+def _num_gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def move_batch(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:

@@ -39,7 +39,7 @@ def prepare_data_loader(
             f"prepare_data_loader was given {loader!r} of type {type(loader).__name__}; "
             "expected a torch.utils.data.DataLoader."
         )
-    place = current_place() or Place()
+    place = current_place()
     if add_dist_sampler and place.world_size > 1 and isinstance(loader.dataset, IterableDataset):
         _say_that_the_author_shards(loader, place)
     return PreparedDataLoader(

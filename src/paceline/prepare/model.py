@@ -67,7 +67,7 @@ def ddp_defaults(device: torch.device, is_moved: bool) -> dict[str, Any]:
 
 def _needs_wrapping(model: torch.nn.Module) -> bool:
     place = current_place()
-    if place is None or place.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
+    if place.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
         return False
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise TrainerStateError(

@@ -48,9 +48,10 @@ def current_scope() -> Scope:
     return scope
 
 
-def current_place() -> Place | None:
-    """None outside a worker. A call of `Trainer.execute` has a place, though it has no session."""
-    return session.place() if session.in_worker() else None
+def current_place() -> Place:
+    """Where this process stands. A call of `Trainer.execute` has a place, though it has no session, and so has a script
+    that a launcher has started."""
+    return session.place()
 
 
 def close_scope(extras: dict[str, Any] | None = None) -> None:

@@ -22,9 +22,9 @@ from ray.tune.trainable.trainable import _TrainingResult  # type: ignore[attr-de
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo, CheckpointStore, copy, read_info
 from paceline.control.iterator import SGDIterator
-from paceline.runs import Run, RunRequest
+from paceline.runs import Run, RunRequest, checkpoint_root
 from paceline.search.handover import Watch, claim
-from paceline.trainer import Trainer, checkpoint_root
+from paceline.trainer import Trainer
 from paceline.workers import parcel
 from paceline.workers.base import Call
 from paceline.workers.ray import RayEngine

@@ -14,29 +14,29 @@ from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import ArgumentTypeError
 from paceline.workers import parcel
+from paceline.workers.place import Place, place_from_environ, rank_environ
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where one worker stands among all of them. `device_index` counts the GPUs visible to this worker."""
-
-    world_rank: int = 0
-    local_rank: int = 0
-    node_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    device_index: int | None = None
-
-
-def rank_environ(place: Place) -> dict[str, str]:
-    """The variables by which a script under torchrun knows its place."""
-    return {
-        "RANK": str(place.world_rank),
-        "LOCAL_RANK": str(place.local_rank),
-        "GROUP_RANK": str(place.node_rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-    }
+__all__ = [
+    "Asked",
+    "Call",
+    "Died",
+    "Engine",
+    "Event",
+    "Place",
+    "Preempted",
+    "Preload",
+    "Printed",
+    "Raised",
+    "Resources",
+    "Returned",
+    "Sent",
+    "Size",
+    "Wire",
+    "WorkerGroup",
+    "WorkerInfo",
+    "place_from_environ",
+    "rank_environ",
+]
 
 
 @dataclass(frozen=True)
