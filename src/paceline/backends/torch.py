@@ -32,7 +32,7 @@ class TorchConfig(BackendConfig):
         to_train=(
             "torch._dynamo",  # by the first DDP model, for more than a second
             "torch.nn.parallel",
-            "paceline.checkpoints.content.torch_arrays",
+            "paceline.frameworks.torch_arrays",
             "paceline.prepare.loader",
             "paceline.prepare.model",
         ),

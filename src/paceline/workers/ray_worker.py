@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from paceline import frameworks
 from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.outcome import describe_error, pack_value
@@ -207,7 +208,8 @@ class RayWorker:
             self._wire.place = place
         self._wire.begin_epoch(epoch)
         os.environ.update(environ)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(self._node_ip))
+        for name, value in frameworks.interface_variables(_interface_of(self._node_ip)).items():
+            os.environ.setdefault(name, value)
         sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path)]
 
     def begin(self, payload: bytes) -> None:
@@ -304,6 +306,6 @@ def _catch_output() -> LogTail:
 
 
 def _interface_of(address: str) -> str:
-    """The network interface that has the address by which Ray knows this node; gloo would guess from the host name."""
+    """The network interface that has the address by which Ray knows this node."""
     interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
     return next((name for name, ones in interfaces.items() if any(one.address == address for one in ones)), "lo")
