@@ -24,8 +24,9 @@ from paceline.workers.local import LocalEngine, worker_environ
 
 @dataclass
 class Samples:
-    """Values of one framework. A new framework adds its own to `SAMPLES`, and is tested."""
+    """Values of one framework, and what checkpoints that exist call them. A new framework adds its own to `SAMPLES`."""
 
+    tags: tuple[str, set[str]]
     arrays: list[Any]
     small_values: list[Any]
     plain_forms: list[tuple[Any, Any]]
@@ -37,6 +38,7 @@ class Samples:
 def numpy_samples():
     structured = np.array([(1, b"abc"), (-1, b"")], dtype=[("a", "<i4"), ("b", "S3")])
     return Samples(
+        tags=("ndarray", {"numpy"}),
         arrays=[
             np.arange(6).astype(dtype).reshape(2, 3) for dtype in ("u1", "<i8", "<f2", "<f4", ">f8", "<c16", "<M8[s]")
         ]
@@ -52,6 +54,7 @@ def torch_samples():
     model = torch.nn.Linear(2, 2)
     floats = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
     return Samples(
+        tags=("tensor", {"torch.Size", "torch.device", "torch.dtype"}),
         arrays=[torch.linspace(-1, 1, 6).to(dtype).reshape(2, 3) for dtype in floats]
         + [torch.arange(3), torch.tensor(1.5), torch.empty(0, 2), torch.arange(9.0).reshape(3, 3).T]
         + [torch.tensor([True, False]), torch.tensor([0.1, float("nan")])],
@@ -59,6 +62,7 @@ def torch_samples():
         plain_forms=[
             (torch.tensor(1.5, requires_grad=True), 1.5),
             (torch.tensor(3), 3),
+            (torch.tensor([1, 2]), np.array([1, 2])),
             (torch.tensor([1.0, 2.0], requires_grad=True), np.array([1.0, 2.0], dtype="f4")),
             (torch.tensor([[1.5]], dtype=torch.bfloat16), np.array([[1.5]], dtype="f4")),
         ],
@@ -111,7 +115,9 @@ def test_what_needs_no_framework_imports_none(name):
         "parcel.dumps({'a': lambda: 1})\n"
         "print(*sys.modules)"
     )
-    assert name not in subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split()
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "paceline.frameworks.torch" in printed.split()
+    assert name not in printed.split()
 
 
 class Opaque:
@@ -131,6 +137,9 @@ def test_values_are_known_by_their_class_and_by_what_it_derives_from(framework, 
         assert frameworks.of(value) is framework
     mine = type("Mine", (type(samples.arrays[0]),), {"__module__": "a.module.of.the.user"})
     assert frameworks._owner_of(mine) is framework
+    made_at_run_time = type("Made", (type(samples.arrays[0]),), {"__module__": framework.name})
+    assert frameworks._owner_of(made_at_run_time) is framework
+    assert {mine, made_at_run_time}.isdisjoint(frameworks._owners), "nothing keeps them alive"
     assert frameworks._owner_of(type("Mine", (), {"__module__": None})) is None
 
 
@@ -163,11 +172,12 @@ def test_values_come_back_from_a_checkpoint_bit_for_bit(framework, samples, ther
             assert repr(value) == repr(expected)
 
 
-def test_tags_are_those_the_framework_names(framework, samples):
+def test_tags_are_those_of_the_checkpoints_that_exist(framework, samples):
     tree = snapshot({"arrays": samples.arrays, "values": samples.small_values}).tree
-    assert {node["$"] for node in tree["arrays"]} == {framework.array_tag}
-    assert {node["$"] for node in tree["values"]} == set(framework.value_tags)
-    assert {frameworks.by_tag(node["$"]) for node in [*tree["arrays"], *tree["values"]]} == {framework}
+    array_tag, value_tags = samples.tags
+    assert {node["$"] for node in tree["arrays"]} == {framework.array_tag} == {array_tag}
+    assert {node["$"] for node in tree["values"]} == set(framework.value_tags) == value_tags
+    assert {frameworks.by_tag(tag) for tag in (array_tag, *value_tags)} == {framework}
 
 
 def test_what_a_checkpoint_cannot_hold_is_refused(samples):

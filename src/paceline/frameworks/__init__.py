@@ -49,7 +49,8 @@ def of(value: object) -> Framework | None:
 
 
 _owners: dict[type, Framework] = {}
-"""The frameworks' own classes, as they are met. Never a user's: it would stay alive, with all that it refers to."""
+"""The frameworks' own classes, as they are met. Never a user's, nor one that a framework has made of it at run time: it
+would stay alive, with all that it refers to."""
 
 
 def _owner_of(kind: type) -> Framework | None:
@@ -57,7 +58,7 @@ def _owner_of(kind: type) -> Framework | None:
     for cls in kind.__mro__:
         owner = packages.get(str(getattr(cls, "__module__", "")).partition(".")[0])
         if owner is not None:
-            if cls is kind:
+            if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind and cls is kind:
                 _owners[kind] = owner
             return owner
     return None

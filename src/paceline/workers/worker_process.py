@@ -58,6 +58,7 @@ class ProcessWire:
         self.address = "127.0.0.1"
         self.sock = sock
         self.shared: dict[str, Any] = {}
+        self.leaving = contextlib.ExitStack()  # never closed: this process ends with its group inside it
         self.stopping = False
         self.is_busy = False
         self.questions = Questions()
