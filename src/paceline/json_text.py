@@ -1,6 +1,6 @@
 """Any value as JSON: what a run records must never stop it by its type.
 
-NaN and infinity are written as null, numpy and torch values as numbers and lists, sets as lists, and an
+NaN and infinity are written as null, arrays and tensors as numbers and lists, sets as lists, and an
 object that JSON does not know as its repr.
 """
 
@@ -8,6 +8,8 @@ import os
 from typing import Any
 
 import orjson
+
+from paceline import frameworks
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _LINE = _OPTIONS | orjson.OPT_APPEND_NEWLINE
@@ -55,8 +57,11 @@ def _plain(obj: Any) -> Any:
     if isinstance(obj, os.PathLike):
         return os.fspath(obj)
     try:
-        if obj.nbytes <= _MAX_ARRAY_BYTES:  # torch tensors, and the numpy arrays that orjson does not take
-            return obj.tolist()
+        value = frameworks.plain(obj)
+        if value is not obj and not hasattr(value, "nbytes"):  # a tensor that held one number
+            return value
+        if value.nbytes <= _MAX_ARRAY_BYTES:  # an array that was a tensor, or one that orjson does not take
+            return value.tolist()
     except Exception:  # it is no array, or one that cannot be read here
         pass
     return _safe_repr(obj)

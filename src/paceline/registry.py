@@ -13,6 +13,10 @@ KINDS = {
         "local": "paceline.workers.local:LocalEngine",
         "ray": "paceline.workers.ray:RayEngine",
     },
+    "framework": {
+        "numpy": "paceline.frameworks.numpy:Numpy",
+        "torch": "paceline.frameworks.torch:Torch",
+    },
     "dataset": {"ray": "paceline.data.ray_source:RaySource"},
     "search": {"tune": "paceline.search:tune_trainable"},
 }
@@ -21,7 +25,7 @@ WORKER_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceli
 """What every worker uses of Paceline: good to have imported before it is forked."""
 
 TORCH_WORKER_MODULES = (
-    "paceline.checkpoints.content.torch_arrays",
+    "paceline.frameworks.torch_arrays",
     "paceline.prepare.loader",
     "paceline.prepare.model",
 )

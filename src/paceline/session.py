@@ -7,7 +7,6 @@ of 1, nothing recorded) and say so once, so the same training function also runs
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline import frameworks
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import Checkpoint
 from paceline.checkpoints.checkpoint import PER_RANK
@@ -333,21 +333,14 @@ def _notice(name: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as numbers or arrays: the driver need not load torch, nor have this worker's GPU."""
+    """Tensors as numbers or arrays: the driver need not have the framework, nor this worker's GPU."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_plain(item) for item in value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach()
-        if value.dim() == 0:
-            return value.item()
-        value = value.cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return value
+    return frameworks.plain(value)
 
 
 def _pickled(report: tuple[dict[str, Any], float, float, int]) -> bytes:

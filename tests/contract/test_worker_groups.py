@@ -360,3 +360,54 @@ def test_what_was_sent_before_an_abort_is_not_lost(process_group):
         numbers = [event.value for event in of(Sent, events) if event.kind == "number" and event.rank == rank]
         assert numbers == list(range(len(numbers)))
         assert len(numbers) > 0
+
+
+def join(wire, path):
+    """As a backend does; what leaves again tells that it has been called."""
+
+    def leave():
+        with open(path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    wire.leaving.callback(leave)
+    return os.getpid()
+
+
+def join_for_life(wire):
+    def leave():
+        raise RuntimeError("this framework has one group in a process's life")
+
+    wire.leaving.callback(leave)
+    return os.getpid()
+
+
+def test_worker_leaves_its_group_before_it_joins_another(process_group, tmp_path):
+    path = tmp_path / "left"
+    path.touch()
+    before = {event.value for event in of(Returned, run(process_group, join, str(path)))}
+    process_group.abort(lambda event: None)
+    process_group.start()
+    survivors = before & {info.pid for info in process_group.infos}
+    assert [int(line) for line in sorted(path.read_text().split())] == sorted(survivors), "once, and nobody else"
+    assert survivors or not on_ray(process_group)
+
+
+def test_worker_that_cannot_leave_its_group_is_replaced(process_group):
+    before = {event.value for event in of(Returned, run(process_group, join_for_life))}
+    process_group.abort(lambda event: None)
+    process_group.start()
+    assert before.isdisjoint(info.pid for info in process_group.infos)
+    assert process_group.healthy()
+
+
+def test_this_process_leaves_when_its_group_is_closed(tmp_path):
+    group = resolve_engine("inline", max_workers=0).group(Size(0, 0), Resources(), Preload())
+    group.start()
+    path = tmp_path / "left"
+    run(group, join, str(path))
+    group.abort(lambda event: None)
+    group.start()
+    assert not path.exists()
+    group.close()
+    group.close()
+    assert path.read_text() == f"{os.getpid()}\n"

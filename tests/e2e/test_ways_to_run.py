@@ -169,6 +169,18 @@ def test_inline_ddp_code_works_and_leaves_the_process_as_it_was():
     assert dist.init_process_group is original
 
 
+def test_group_that_the_user_has_made_serves_inline_and_stays():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with Trainer(num_workers=0) as trainer:
+            assert trainer.run(lambda: dist.get_world_size()) == [1]
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_inline_callback_error_is_not_taken_for_the_functions():
     class Broken(SGDCallback):
         def handle_result(self, results, **info):

@@ -21,14 +21,16 @@ FLOORS = [
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"workers"},
-    {"errors", "json_text", "registry"},
+    {"json_text"},
+    {"frameworks"},
+    {"errors", "registry"},
 ]
 FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 
 # A third party is imported in the modules named here and nowhere else.
 HOMES = {
-    "torch": {"backends/torch", "checkpoints/content/torch_arrays", "prepare/", "callbacks/"},
-    "numpy": {"checkpoints/content/numpy_arrays", "checkpoints/content/torch_arrays", "callbacks/", "prepare/"},
+    "torch": {"frameworks/torch", "backends/torch", "prepare/"},
+    "numpy": {"frameworks/numpy", "prepare/rng", "callbacks/tensorboard_logger"},
     "pandas": {"runs/pandas_frame"},
     "fsspec": {"checkpoints/storage/fsspec"},
     "tensorboardX": {"callbacks/tensorboard_logger"},

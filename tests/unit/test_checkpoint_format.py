@@ -18,8 +18,9 @@ import torch
 
 from paceline.checkpoints import Buffers, Checkpoint, CheckpointStore, copy_of, load, snapshot
 from paceline.checkpoints.content.snapshot import ARRAYS_FILE, STATE_FILE, encode, read_state
-from paceline.checkpoints.content.tensorfile import Block, header_bytes, lay_out
+from paceline.checkpoints.content.tensorfile import header_bytes, lay_out
 from paceline.errors import CheckpointDamagedError, CheckpointValueError
+from paceline.frameworks.base import Block
 
 Point = namedtuple("Point", "x y")
 
@@ -334,7 +335,7 @@ def sparse():
 
 REFUSED = [
     (lambda: torch.nn.Linear(2, 2), "save model.layers[2].state_dict()"),
-    (lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)), "save model.layers[2].module.state_dict()"),
+    (lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)), "save .module.state_dict()"),
     (lambda: torch.optim.SGD([torch.ones(1)]), ".state_dict()"),
     (Settings, "dataclasses.asdict"),
     (lambda: Colour.RED, ".value"),

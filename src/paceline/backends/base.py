@@ -1,7 +1,7 @@
 """The seam to a framework: what a backend is asked, when, and on which side.
 
 driver    check()              before any worker exists: is the framework installed?
-driver    join(call_one, call_all)   once the workers of a group exist
+driver    join(call, use_gpu)  once the workers of a group exist; how each leaves it again goes to its `wire.leaving`
 worker    intact()             after each run: could the next run use this group?
 driver    is_broken_collective(error)   is this exception only the echo of another rank's end?
 """
@@ -41,9 +41,6 @@ class BackendConfig:
     def intact(self) -> bool:
         """In a worker, after a run: whether the user's function left the group as it was."""
         return True
-
-    def leave(self) -> None:
-        """In this process, when an inline group is closed. Other workers end with their group inside them."""
 
     def is_broken_collective(self, error: Raised) -> bool:
         """Whether the exception may only say that another rank is gone. Then the other rank's fate decides."""

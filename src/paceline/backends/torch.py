@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ClassVar
 
 from paceline.backends.base import BackendConfig, Caller
@@ -57,14 +57,6 @@ class TorchConfig(BackendConfig):
 
         return dist.is_initialized()
 
-    def leave(self) -> None:
-        import torch.distributed as dist
-
-        _leave_group({})
-        _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
-
     def is_broken_collective(self, error: Raised) -> bool:
         if error.type_name in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError"):
             return True
@@ -88,6 +80,7 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
 
     if dist.is_initialized():  # inline: this process is part of a group, ours or one that the user made
         return
+    wire.leaving.callback(_leave_group, wire.shared)  # first, so that it also undoes a join that fails half-way
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
     if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -101,7 +94,6 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
     # The second reference keeps the group's threads alive when a script destroys it before its DDP model: freeing both
     # at once can hang. While it is there, nobody who waits for this rank in a collective learns that it has left.
     wire.shared["torch_group"] = dist.group.WORLD
-    wire.shared["leave_group"] = partial(_leave_group, wire.shared)
     _tolerate_second_init()
 
 
@@ -112,6 +104,9 @@ def _leave_group(shared: dict[str, Any]) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     shared.pop("torch_group", None)
+    _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 def _tolerate_second_init() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import frameworks
 from paceline.callbacks.base import SGDCallback
 from paceline.callbacks.flatten import BOOKKEEPING_KEYS, as_number, flatten, step_of
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
@@ -146,9 +147,7 @@ class TBXLoggerCallback(SGDCallback):
 def _finite_numbers(item: Any) -> Any:
     import numpy
 
-    if hasattr(item, "detach"):  # a torch tensor
-        item = item.detach().cpu().float()
-    numbers = numpy.asarray(item, dtype=float)
+    numbers = numpy.asarray(frameworks.plain(item), dtype=float)
     if not numpy.isfinite(numbers).all():
         raise ValueError("it has values that are NaN or infinite")
     return numbers

@@ -100,8 +100,6 @@ class Crew:
             group, self.group = self.group, None
             self._fit = False
             group.close(grace_s)
-            if self.size.max == 0:
-                self._backend.leave()
 
     def one(self, rank: int, fn: Callable[..., Any], *args: Any) -> Any:
         return self._call({rank: Call(fn, args)})[rank]

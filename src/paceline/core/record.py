@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ class _DeafWire:
         self.place = place
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
+        self.leaving = ExitStack()
         self.stopping = False
 
     def report(self, packed: bytes) -> None:

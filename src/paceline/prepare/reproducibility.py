@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from paceline import session
 from paceline.errors import ArgumentError
 from paceline.prepare.device import get_device
-from paceline.prepare.rng import generator_states, restore_generators
+from paceline.prepare.rng import generator_states, restore_generators, seed_generators
 from paceline.prepare.scope import current_scope
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_ALWAYS_THERE = {"python", "numpy", "torch"}
+"""In every state, since this package imports them; of other frameworks, those that were imported."""
 
 
 def enable_reproducibility(seed: int = 0) -> None:
@@ -33,8 +33,7 @@ def enable_reproducibility(seed: int = 0) -> None:
     if scope.seed is None:
         _remember_switches(scope.undo)
     scope.seed = seed
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    seed_generators(seed)
     torch.manual_seed(seed)  # every CUDA device, too
     os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
@@ -72,10 +71,10 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what `rng_state` returned; on a CPU, a GPU's part of it is left out."""
-    missing = {"python", "numpy", "torch"} - set(state)
+    missing = _ALWAYS_THERE - set(state)
     if missing:
         raise ArgumentError(f"this state lacks {', '.join(sorted(missing))}; expected what rng_state() returned.")
-    restore_generators({name: state[name] for name in ("python", "numpy", "torch")})
+    restore_generators(state)
     device = get_device()
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

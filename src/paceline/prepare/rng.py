@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
+import numpy  # noqa: F401 - datasets and samplers draw from it: it has to be there to be seeded
 import torch
+
+from paceline.frameworks import generators
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -17,28 +18,23 @@ def derived_seed(*parts: int | str) -> int:
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
-def seed_generators(seed: int, generators: Sequence[torch.Generator] = ()) -> None:
-    """Seed python, numpy and torch's CPU generator. CUDA is left alone: loading data does not use it."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    for generator in (torch.default_generator, *generators):
+def seed_generators(seed: int, own: Sequence[torch.Generator] = ()) -> None:
+    """Seed the global generators and some of the user's own. CUDA is left alone: loading data does not use it."""
+    generators.seed(seed)
+    for generator in own:
         generator.manual_seed(seed)
 
 
-def generator_states(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    if generators:
-        states["generators"] = [generator.get_state() for generator in generators]
+def generator_states(own: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    states = generators.states()
+    if own:
+        states["generators"] = [generator.get_state() for generator in own]
     return states
 
 
-def restore_generators(states: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
-    """Takes lists where tuples were saved: a stored state may come back with either."""
-    version, internal, gauss_next = states["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    np.random.set_state(tuple(states["numpy"]))
-    torch.set_rng_state(states["torch"])
-    for generator, state in zip(generators, states.get("generators", ()), strict=True):
+def restore_generators(states: dict[str, Any], own: Sequence[torch.Generator] = ()) -> None:
+    generators.restore(states)
+    for generator, state in zip(own, states.get("generators", ()), strict=True):
         generator.set_state(state)
 
 

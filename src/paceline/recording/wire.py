@@ -1,5 +1,6 @@
 """A session that is recorded in its own process, without a driver: a loop on rank 0, or a test."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from paceline.checkpoints.part import Found
@@ -16,6 +17,7 @@ class RecorderWire:
         self.place = place or Place()
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
+        self.leaving = ExitStack()
         self.stopping = False
         self._recorder = recorder
 

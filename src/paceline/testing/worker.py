@@ -1,7 +1,7 @@
 """A session without a driver: run a training function, or a part of it, as if on a given rank."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from paceline.backends.base import BackendConfig
@@ -21,6 +21,7 @@ class RecordingWire:
         self.place = place
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
+        self.leaving = ExitStack()
         self.stopping = False
         self.reports: list[dict[str, Any]] = []
         self.sent: list[tuple[str, Any]] = []

@@ -7,6 +7,7 @@ order in which each worker sent them. Engines differ in where workers live, neve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -199,6 +200,14 @@ class Wire(Protocol):
     @property
     def shared(self) -> dict[str, Any]:
         """What outlives a call in this worker: the object of the class API lives here."""
+
+    @property
+    def leaving(self) -> ExitStack:
+        """How this worker leaves the group it has joined: whoever joins it puts here what undoes that.
+
+        The engine closes it while no call runs, before the worker may join another group; a process that ends takes its
+        group with it. If that raises, this process can join no other, and is replaced.
+        """
 
 
 class WorkerGroup(Protocol):

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,13 @@ class InlineGroup:
         self._wire: InlineWire | None = None
         self._call: Call | None = None
         self._environ: dict[str, str] = {}
+        self._leaving = ExitStack()
 
     def start(self) -> None:
         [share] = share_gpus(1, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
         place = Place(device_index=share.index if share else None)
         self.infos = [WorkerInfo(place, os.getpid(), socket.gethostname(), share.ids if share else ())]
-        self._wire = InlineWire(place)
+        self._wire = InlineWire(place, self._leaving)
         self._environ |= {name: value for name, value in rank_environ(place).items() if name not in os.environ}
         os.environ.update(self._environ)
 
@@ -106,6 +108,7 @@ class InlineGroup:
         return self._wire is not None and self._call is None
 
     def close(self, grace_s: float = 0.0) -> None:
+        self._leaving.close()  # and not in `abort`: nobody waits for us, and the group serves as well once more
         for name in self._environ:
             os.environ.pop(name, None)
         self._environ = {}
@@ -115,8 +118,9 @@ class InlineGroup:
 class InlineWire:
     """Delivers at once, in the caller's thread."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, leaving: ExitStack) -> None:
         self.place = place
+        self.leaving = leaving
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
         self.stopping = False

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline import frameworks
 from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
 from paceline.registry import WORKER_MODULES
 from paceline.workers import outcome
@@ -80,7 +81,8 @@ class LocalEngine:
         return LocalGroup(size, resources, self._all_of(preload), partial(self.num_slots, resources))
 
     def _all_of(self, preload: Preload) -> tuple[str, ...]:
-        return (*preload.to_join, *preload.to_train, *WORKER_MODULES, *self.preload)
+        modules = (*preload.to_join, *preload.to_train, *WORKER_MODULES, *self.preload)
+        return tuple(filter(frameworks.may_be_forked, modules))
 
     def describe(self) -> str:
         gpus = gpu_ids()
@@ -225,10 +227,8 @@ class LocalGroup:
 
 def worker_environ(place: Place, share: GpuShare | None, threads: int) -> dict[str, str]:
     """The driver's environment, and what a script finds under torchrun."""
-    environ = dict(os.environ)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        environ.setdefault(name, str(threads))
-    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here: a name lookup or a VPN must not matter
+    # All ranks are here: a name lookup or a VPN must not matter. What the user has set does.
+    environ = {**frameworks.thread_variables(threads), **frameworks.interface_variables("lo"), **os.environ}
     environ.update(rank_environ(place))
     if share is not None:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.visible)

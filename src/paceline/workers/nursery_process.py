@@ -16,6 +16,7 @@ import socket
 import sys
 from typing import Any
 
+from paceline import frameworks
 from paceline.workers.framing import recv_message, send_message
 
 
@@ -30,6 +31,7 @@ def main(fd: int, preload: list[str]) -> None:
             importlib.import_module(module)
         if _driver_is_gone(control):
             os._exit(0)
+    frameworks.every()  # or each worker would import what we know of them for itself
     gc.freeze()  # keep the imported pages shared with every worker
     workers: set[int] = set()
     scratch_dirs: set[str] = set()

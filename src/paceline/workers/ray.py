@@ -148,15 +148,15 @@ class RayGroup:
         return all(actor.is_alive and not actor.is_busy for actor in self._roster.seated())
 
     def abort(self, deliver: Callable[[Event], None]) -> None:
-        """A worker that does not let go in time is killed."""
+        """A worker that does not let go in time, or cannot leave its group, is killed."""
         self._is_whole = False
         alive = [actor for actor in self._roster.seated() if actor.is_alive]
         asked = [actor.handle.unwind.remote(_UNWIND_S) for actor in alive]
         done = set(ray.wait(asked, num_returns=len(asked), timeout=_UNWIND_S + 1)[0]) if asked else set()
         for actor, ref in zip(alive, asked, strict=True):
-            has_ended, rest = (_result_of(ref) if ref in done else None) or (False, [])
+            may_stay, rest = (_result_of(ref) if ref in done else None) or (False, [])
             self._take_rest(actor, rest)
-            if not has_ended:
+            if not may_stay:
                 actor.dismiss()
         self._hand_over(deliver)
 

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from paceline import frameworks
 from paceline.errors import WorkerStartError
 from paceline.workers.base import Place, Preload, Size, WorkerInfo, rank_environ
 from paceline.workers.ray_slots import Slot, Slots, draining_nodes
@@ -200,8 +201,9 @@ class Roster:
         ]
 
     def _environ(self, place: Place, visible_gpus: Sequence[str]) -> dict[str, str]:
-        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, int(self._slots.bundle.get("CPU", 1))))
-        environ = {**rank_environ(place), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        num_threads = max(1, int(self._slots.bundle.get("CPU", 1)))
+        threads = frameworks.thread_variables(num_threads)
+        environ = {**rank_environ(place), **{name: os.environ.get(name, threads[name]) for name in threads}}
         if visible_gpus:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus)
         return environ

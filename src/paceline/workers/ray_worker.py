@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from paceline import frameworks
 from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.outcome import describe_error, pack_value
@@ -49,6 +51,7 @@ class RayWire:
         self.place = Place()
         self.address = address
         self.shared: dict[str, Any] = {}
+        self.leaving = contextlib.ExitStack()
         self.stopping = False
         self.is_unwinding = False
         self.caller: threading.Thread | None = None
@@ -207,7 +210,8 @@ class RayWorker:
             self._wire.place = place
         self._wire.begin_epoch(epoch)
         os.environ.update(environ)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(self._node_ip))
+        for name, value in frameworks.interface_variables(_interface_of(self._node_ip)).items():
+            os.environ.setdefault(name, value)
         sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path)]
 
     def begin(self, payload: bytes) -> None:
@@ -229,21 +233,20 @@ class RayWorker:
         self._wire.stopping = True
 
     def unwind(self, grace_s: float) -> tuple[bool, list[tuple[str, Any]]]:
-        """Make the running call end; says whether it did within the grace period, and what it had still to say.
+        """Make the running call end, and leave the group; says whether this worker may join another, which it may not
+        if the call goes on after the grace period, and what the call had still to say.
 
-        It ends where it next touches the session, or by the error of a collective in which a rank is missing. Raising
-        in it from outside, at any line, could leave a lock behind that nobody releases.
+        It ends where it next touches the session, or by the error of a collective in which a rank is missing: others
+        may be waiting for us in one, and leaving makes it fail there. Raising in it from outside, at any line, could
+        leave a lock behind that nobody releases.
         """
         self._wire.begin_unwinding()
-        if self._thread is None or not self._thread.is_alive():
-            self._leave_group()  # others may be waiting for us in a collective: this makes it fail there
-        else:
+        if self._thread is not None:
             self._thread.join(grace_s)
-        ended = self._thread is None or not self._thread.is_alive()
-        if ended:
+            if self._thread.is_alive():
+                return False, self._wire.take_rest()
             self._thread = None
-            self._leave_group()
-        return ended, self._wire.take_rest()
+        return self._leave_group(), self._wire.take_rest()
 
     def _preempt(self) -> None:
         """SIGTERM: an idle worker ends, a call may save first. The driver decides when it has had enough time."""
@@ -258,11 +261,14 @@ class RayWorker:
         self._wire.flush()
         os._exit(code)
 
-    def _leave_group(self) -> None:
+    def _leave_group(self) -> bool:
         self._tidy()
-        leave = self._wire.shared.pop("leave_group", None)
-        if leave is not None:
-            leave()
+        try:
+            self._wire.leaving.close()
+        except Exception:
+            traceback.print_exc()
+            return False
+        return True
 
     def stacks(self) -> str:
         with tempfile.TemporaryFile() as file:
@@ -304,6 +310,6 @@ def _catch_output() -> LogTail:
 
 
 def _interface_of(address: str) -> str:
-    """The network interface that has the address by which Ray knows this node; gloo would guess from the host name."""
+    """The network interface that has the address by which Ray knows this node."""
     interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
     return next((name for name, ones in interfaces.items() if any(one.address == address for one in ones)), "lo")

@@ -13,7 +13,6 @@ import faulthandler
 import gc
 import os
 import queue
-import random
 import select
 import signal
 import socket
@@ -22,6 +21,7 @@ import threading
 import time
 from typing import Any
 
+from paceline.frameworks import generators
 from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.framing import recv_message, send_message
@@ -58,6 +58,7 @@ class ProcessWire:
         self.address = "127.0.0.1"
         self.sock = sock
         self.shared: dict[str, Any] = {}
+        self.leaving = contextlib.ExitStack()  # never closed: this process ends with its group inside it
         self.stopping = False
         self.is_busy = False
         self.questions = Questions()
@@ -137,17 +138,9 @@ def _leave_the_nursery(spec: dict[str, Any]) -> None:
     sys.argv[:] = spec["argv"]
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
-    _draw_new_seeds()
+    generators.reseed()
     redirect_output(spec["log_path"])
     stacks = os.open(spec["stacks_path"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     faulthandler.enable(file=2)
     time.tzset()
-
-
-def _draw_new_seeds() -> None:
-    """A fork repeats its parent's random numbers; a process that was started fresh would not."""
-    random.seed()
-    for library in ("numpy.random", "torch"):
-        if library in sys.modules:
-            sys.modules[library].seed()

@@ -36,9 +36,7 @@ def refuse_depth(path: str, limit: int) -> CheckpointValueError:
 
 def _remedy(value: Any, path: str) -> str:
     if callable(getattr(value, "state_dict", None)):
-        # a DDP model carries the model it wraps; saved with the wrapper, its keys would start with "module."
-        inner = ".module" if type(value).__name__ in ("DistributedDataParallel", "DataParallel") else ""
-        return f"save {path}{inner}.state_dict()"
+        return f"save {path}.state_dict()"
     if dataclasses.is_dataclass(value):
         return "save dataclasses.asdict(...) of it"
     if isinstance(value, enum.Enum):

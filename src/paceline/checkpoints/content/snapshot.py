@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoints.content.files import CHUNK_BYTES, FileRecord, MemoryFile
-from paceline.checkpoints.content.tensorfile import Block, Entry, header_bytes, lay_out, parse_header
+from paceline.checkpoints.content.tensorfile import Entry, header_bytes, lay_out, parse_header
 from paceline.checkpoints.content.tree import Decoder, Encoder
 from paceline.checkpoints.manifest import damaged
 from paceline.errors import PacelineError
+from paceline.frameworks.base import Block
 
 STATE_FILE = "state.json"
 ARRAYS_FILE = "arrays.safetensors"

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.frameworks.base import Block
+
 # The names every reader of the layout knows. Newer ones (C64, F8_E8M0 …) are left out on purpose: an older
 # reader refuses a whole file for one name it does not know, but any reader opens raw U8.
 ITEM_BYTES = {
@@ -20,17 +22,6 @@ ITEM_BYTES = {
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the layout's own limit
-
-
-@dataclass(frozen=True)
-class Block:
-    """One array on its way into the file: its entry in the header, and how to copy it into its place."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
-    alignment: int
-    copy_into: Callable[[memoryview], None]
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,18 @@ block, and decodes to one object.
 
 import base64
 import math
-import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any, Protocol
 
+from paceline import frameworks
 from paceline.checkpoints.checkpoint import Checkpoint
 from paceline.checkpoints.content.refusal import refuse, refuse_cycle, refuse_depth
-from paceline.checkpoints.content.tensorfile import Block, Entry
+from paceline.checkpoints.content.tensorfile import Entry
 from paceline.errors import MissingDependencyError
+from paceline.frameworks.base import ArrayCodec, Block, Framework
 
 TAG = "$"
 MAX_DEPTH = 100  # well inside Python's recursion limit, also when the caller is deep in frames already
@@ -63,7 +64,7 @@ class Encoder:
             return self._bytes(value, place)
         if kind is datetime:
             return _datetime_node(value, place)
-        node = self._array(value, place)
+        node = self._framework_value(value, place)
         if node is None:
             raise refuse(value, render(place))
         return node
@@ -106,40 +107,34 @@ class Encoder:
 
         return {TAG: tag, "array": self._add(Block("U8", (len(value),), len(value), 1, copy_into), place)}
 
-    def _array(self, value: Any, place: _Place) -> Any:
-        if "numpy" in sys.modules:
-            from paceline.checkpoints.content import numpy_arrays
-
-            if numpy_arrays.is_array(value):
-                return self._block("ndarray", numpy_arrays, value, place)
-            if numpy_arrays.is_scalar(value):
-                if remedy := numpy_arrays.problem(value):
-                    raise refuse(value, render(place), remedy)
-                return {TAG: "numpy", **self._plain(numpy_arrays.scalar_node(value))}
-        # torch itself may be half imported by another thread; one of its values exists only once it is whole
-        if type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "untyped_storage"):
-            from paceline.checkpoints.content import torch_arrays
-
-            if torch_arrays.is_array(value):
-                return self._block("tensor", torch_arrays, value, place)
-            return torch_arrays.value_node(value)
-        return None
-
-    def _block(self, tag: str, arrays: Any, value: Any, place: _Place) -> dict[str, Any]:
-        if self._inside_key:
+    def _framework_value(self, value: Any, place: _Place) -> Any:
+        framework = frameworks.of(value)
+        codec = framework.codec() if framework is not None else None
+        if framework is None or codec is None:
+            return None
+        is_array = codec.is_array(value)
+        if is_array and self._inside_key:
             raise refuse(value, "a dict key", "a dict finds it by identity, which no copy keeps: use another key")
-        if remedy := arrays.problem(value):
+        if remedy := codec.problem(value):
             raise refuse(value, render(place), remedy)
-        identity = arrays.identity(value)
+        if is_array:
+            return {TAG: framework.array_tag, **self._block(codec, value, place)}
+        if (node := codec.value_node(value)) is None:
+            return None
+        tag, fields = node
+        return {TAG: tag, **self._plain(fields)}
+
+    def _block(self, codec: ArrayCodec, array: Any, place: _Place) -> dict[str, Any]:
+        identity = codec.identity(array)
         if identity is None or identity not in self._keys:
-            block, extra = arrays.block_of(value)
+            block, extra = codec.block_of(array)
             known = self._add(block, place), self._plain(extra)
             if identity is not None:
                 self._keys[identity] = known
         else:
             known = self._keys[identity]
         key, extra = known
-        return {TAG: tag, "array": key, **extra}
+        return {"array": key, **extra}
 
     def _plain(self, extra: dict[str, Any]) -> dict[str, Any]:
         return {name: self.encode(value) for name, value in extra.items()}
@@ -184,30 +179,21 @@ class Decoder:
             return make(self._raw(node["array"]) if "array" in node else base64.b64decode(node["base64"]))
         if tag == "datetime":
             return _datetime_of(node)
-        extra = {name: self.decode(value) for name, value in node.items() if name not in (TAG, "array")}
-        if tag == "numpy":
-            from paceline.checkpoints.content import numpy_arrays
+        framework = frameworks.by_tag(tag)
+        if framework is None:
+            raise ValueError(f"unknown kind of value '{tag}'")
+        fields = {name: self.decode(value) for name, value in node.items() if name not in (TAG, "array")}
+        if tag != framework.array_tag:
+            return _codec(framework).value_of(tag, fields)
+        if (tag, node["array"]) not in self._made:
+            self._made[tag, node["array"]] = self._make_array(_codec(framework), node["array"], fields)
+        return self._made[tag, node["array"]]
 
-            return numpy_arrays.scalar_of(extra)
-        if tag in ("ndarray", "tensor"):
-            if (tag, node["array"]) not in self._made:
-                self._made[tag, node["array"]] = self._make_array(tag, node["array"], extra)
-            return self._made[tag, node["array"]]
-        if tag.startswith("torch."):
-            return _torch_arrays().value_of(tag, extra["value"])
-        raise ValueError(f"unknown kind of value '{tag}'")
-
-    def _make_array(self, tag: str, key: str, extra: dict[str, Any]) -> Any:
-        entry = self._reader.entry(key)
-
+    def _make_array(self, codec: ArrayCodec, key: str, extra: dict[str, Any]) -> Any:
         def fill(memory: memoryview) -> None:
             self._reader.read_into(key, memory)
 
-        if tag == "tensor":
-            return _torch_arrays().array_of(extra, entry, fill)
-        from paceline.checkpoints.content import numpy_arrays
-
-        return numpy_arrays.array_of(extra, entry, fill)
+        return codec.array_of(extra, self._reader.entry(key), fill)
 
     def _raw(self, key: str) -> bytearray:
         raw = bytearray(self._reader.entry(key).num_bytes)
@@ -224,14 +210,17 @@ def render(place: _Place) -> str:
     return "".join(reversed(parts)).removeprefix(".") or "state"
 
 
-def _torch_arrays() -> Any:
+def _codec(framework: Framework) -> ArrayCodec:
+    """That of a framework which has tags, and so has a codec."""
     try:
-        from paceline.checkpoints.content import torch_arrays
+        codec = framework.codec()
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name != framework.name:
             raise
-        raise MissingDependencyError("torch", "torch", "loading a checkpoint that holds torch tensors") from error
-    return torch_arrays
+        purpose = f"loading a checkpoint that holds values of {framework.name}"
+        raise MissingDependencyError(framework.name, framework.name, purpose) from error
+    assert codec is not None
+    return codec
 
 
 def _datetime_node(value: datetime, place: _Place) -> dict[str, Any]:

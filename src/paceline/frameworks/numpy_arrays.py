@@ -1,5 +1,5 @@
-"""NumPy arrays and scalars in a checkpoint. Imported only once NumPy is in use, or when a checkpoint holds
-its arrays.
+"""NumPy arrays and scalars in a checkpoint: an `ArrayCodec`, imported only when one is saved, or a checkpoint holds
+one.
 """
 
 import base64
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.checkpoints.content.tensorfile import Block, Entry
+from paceline.frameworks.base import Block, Stored
 
 _SAFETENSORS_NAMES = {
     "|b1": "BOOL", "|u1": "U8", "|i1": "I8",
@@ -24,12 +24,9 @@ def is_array(value: object) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def is_scalar(value: object) -> bool:
-    return isinstance(value, np.generic)
-
-
-def problem(value: Any) -> str | None:
-    """Why this array or scalar cannot be stored as raw bytes, with the remedy; None if it can."""
+def problem(value: object) -> str | None:
+    if not isinstance(value, np.ndarray | np.generic):
+        return None
     if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         return "convert it with numpy.asarray(...)"
     dtype = value.dtype
@@ -41,17 +38,12 @@ def problem(value: Any) -> str | None:
 
 
 def identity(array: np.ndarray[Any, Any]) -> tuple[object, ...] | None:
-    """Equal for arrays that are the same memory seen in the same way; None where memory says nothing (no
-    elements).
-    """
     if array.size == 0:
         return None
     return ("numpy", array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str)
 
 
 def block_of(array: np.ndarray[Any, Any]) -> tuple[Block, dict[str, Any]]:
-    """The array as a block, and what its node must say beyond the file's header."""
-
     def copy_into(memory: memoryview) -> None:
         np.copyto(np.ndarray(array.shape, array.dtype, buffer=memory), array)
 
@@ -63,30 +55,31 @@ def block_of(array: np.ndarray[Any, Any]) -> tuple[Block, dict[str, Any]]:
     return Block("U8", (num_bytes,), num_bytes, array.dtype.alignment, copy_into), extra
 
 
-def array_of(extra: dict[str, Any], entry: Entry, fill: Callable[[memoryview], None]) -> np.ndarray[Any, Any]:
-    dtype = _dtype(extra["dtype"]) if "dtype" in extra else np.dtype(_DTYPES[entry.dtype])
-    shape = tuple(extra.get("shape", entry.shape))
-    if math.prod(shape) * dtype.itemsize != entry.num_bytes:
-        raise ValueError(f"an array of dtype {dtype} and shape {shape} does not fill {entry.num_bytes} bytes")
+def array_of(extra: dict[str, Any], stored: Stored, fill: Callable[[memoryview], None]) -> np.ndarray[Any, Any]:
+    dtype = _dtype(extra["dtype"]) if "dtype" in extra else np.dtype(_DTYPES[stored.dtype])
+    shape = tuple(extra.get("shape", stored.shape))
+    if math.prod(shape) * dtype.itemsize != stored.num_bytes:
+        raise ValueError(f"an array of dtype {dtype} and shape {shape} does not fill {stored.num_bytes} bytes")
     array = np.empty(shape, dtype)
-    if entry.num_bytes:
+    if stored.num_bytes:
         fill(array.reshape(-1).view(np.uint8).data)
     return array
 
 
-def scalar_node(scalar: np.generic) -> dict[str, Any]:
-    return {
-        "dtype": np.lib.format.dtype_to_descr(scalar.dtype),
-        "base64": base64.b64encode(scalar.tobytes()).decode(),
-    }
+def value_node(value: object) -> tuple[str, dict[str, Any]] | None:
+    """Scalars, as the bytes they are: a float32 is no Python float."""
+    if not isinstance(value, np.generic):
+        return None
+    data = base64.b64encode(value.tobytes()).decode()
+    return "numpy", {"dtype": np.lib.format.dtype_to_descr(value.dtype), "base64": data}
 
 
-def scalar_of(extra: dict[str, Any]) -> Any:
-    dtype = _dtype(extra["dtype"])
+def value_of(tag: str, fields: dict[str, Any]) -> Any:
+    dtype = _dtype(fields["dtype"])
     if dtype.itemsize == 0:
         return dtype.type()
     # the copy makes a structured scalar writable, as it was: one that looks into bytes is not
-    return np.ndarray((), dtype, buffer=base64.b64decode(extra["base64"])).copy()[()]
+    return np.ndarray((), dtype, buffer=base64.b64decode(fields["base64"])).copy()[()]
 
 
 def _dtype(description: Any) -> np.dtype[Any]:

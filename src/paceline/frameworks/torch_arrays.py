@@ -1,4 +1,4 @@
-"""Torch tensors in a checkpoint. Imported only once torch is in use, or a checkpoint holds its values."""
+"""Torch tensors in a checkpoint: an `ArrayCodec`, imported only when one is saved, or a checkpoint holds one."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoints.content.tensorfile import Block, Entry
+from paceline.frameworks.base import Block, Stored
 
 _SAFETENSORS_NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8",
@@ -25,8 +25,15 @@ def is_array(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def problem(tensor: torch.Tensor) -> str | None:
-    """Why this tensor cannot be stored as raw bytes, with the remedy; None if it can."""
+def problem(value: object) -> str | None:
+    if isinstance(value, torch.Tensor):
+        return _problem_of(value)
+    if isinstance(value, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        return "it wraps the model, and would put 'module.' before its keys: save .module.state_dict()"
+    return None
+
+
+def _problem_of(tensor: torch.Tensor) -> str | None:
     if hasattr(tensor, "full_tensor"):
         return "it is one rank's part of a distributed tensor: save .full_tensor(), called on every rank"
     if tensor.is_nested:
@@ -45,9 +52,6 @@ def problem(tensor: torch.Tensor) -> str | None:
 
 
 def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
-    """Equal for tensors that are the same memory seen in the same way, as tied weights are; None if it has no
-    elements.
-    """
     if tensor.numel() == 0:
         return None
     place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
@@ -55,7 +59,6 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
 
 
 def block_of(tensor: torch.Tensor) -> tuple[Block, dict[str, Any]]:
-    """The tensor as a block, and what its node must say beyond the file's header."""
     shape, num_bytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
 
     def copy_into(memory: memoryview) -> None:
@@ -66,48 +69,47 @@ def block_of(tensor: torch.Tensor) -> tuple[Block, dict[str, Any]]:
     name = _SAFETENSORS_NAMES.get(tensor.dtype)
     if name is not None:
         return Block(name, shape, num_bytes, tensor.element_size(), copy_into), {}
-    extra = {"dtype": dtype_name(tensor.dtype), "shape": list(shape)}
+    extra = {"dtype": _dtype_name(tensor.dtype), "shape": list(shape)}
     return Block("U8", (num_bytes,), num_bytes, tensor.element_size(), copy_into), extra
 
 
-def array_of(extra: dict[str, Any], entry: Entry, fill: Callable[[memoryview], None]) -> torch.Tensor:
-    dtype = dtype_of(extra["dtype"]) if "dtype" in extra else _DTYPES[entry.dtype]
-    shape = tuple(extra.get("shape", entry.shape))
-    if math.prod(shape) * dtype.itemsize != entry.num_bytes:
-        raise ValueError(f"a tensor of {dtype} and shape {shape} does not fill {entry.num_bytes} bytes")
+def array_of(extra: dict[str, Any], stored: Stored, fill: Callable[[memoryview], None]) -> torch.Tensor:
+    dtype = _dtype_of(extra["dtype"]) if "dtype" in extra else _DTYPES[stored.dtype]
+    shape = tuple(extra.get("shape", stored.shape))
+    if math.prod(shape) * dtype.itemsize != stored.num_bytes:
+        raise ValueError(f"a tensor of {dtype} and shape {shape} does not fill {stored.num_bytes} bytes")
     with torch.inference_mode(False):
         tensor = torch.empty(shape, dtype=dtype, device="cpu")
-        if entry.num_bytes:
+        if stored.num_bytes:
             raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
             fill(raw.numpy().data)
     return tensor
 
 
-def value_node(value: object) -> dict[str, Any] | None:
-    """The node of the small torch values that states contain; None for anything else."""
+def value_node(value: object) -> tuple[str, dict[str, Any]] | None:
     if isinstance(value, torch.Size):
-        return {"$": "torch.Size", "value": list(value)}
+        return "torch.Size", {"value": list(value)}
     if isinstance(value, torch.device):
-        return {"$": "torch.device", "value": str(value)}
+        return "torch.device", {"value": str(value)}
     if isinstance(value, torch.dtype):
-        return {"$": "torch.dtype", "value": dtype_name(value)}
+        return "torch.dtype", {"value": _dtype_name(value)}
     return None
 
 
-def value_of(tag: str, value: Any) -> object:
+def value_of(tag: str, fields: dict[str, Any]) -> object:
     makers: dict[str, Callable[[Any], object]] = {
         "torch.Size": torch.Size,
         "torch.device": torch.device,
-        "torch.dtype": dtype_of,
+        "torch.dtype": _dtype_of,
     }
-    return makers[tag](value)
+    return makers[tag](fields["value"])
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_of(name: str) -> torch.dtype:
+def _dtype_of(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch has no dtype '{name}'")

@@ -1,0 +1,64 @@
+"""PyTorch: its values and its generators. See `Framework` for what is asked; its process groups are a backend."""
+
+from typing import Any, ClassVar
+
+from paceline.frameworks.base import ArrayCodec, Framework
+
+
+class Torch(Framework):
+    name: ClassVar[str] = "torch"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
+    array_tag: ClassVar[str | None] = "tensor"
+    value_tags: ClassVar[tuple[str, ...]] = ("torch.Size", "torch.device", "torch.dtype")
+
+    def plain(self, value: Any) -> Any:
+        """A tensor of one element and no dimension as a number, any other as a numpy array."""
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.detach()
+        if value.dim() == 0:
+            return value.item()
+        value = value.cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
+
+    def pack_as(self, value: Any) -> Any:
+        """A GPU's tensor as the CPU's, and a DDP model as the model it wraps."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return value if value.device.type in ("cpu", "meta") else value.detach().cpu()
+        return value.module if isinstance(value, torch.nn.parallel.DistributedDataParallel) else value
+
+    def codec(self) -> ArrayCodec:
+        from paceline.frameworks import torch_arrays
+
+        return torch_arrays
+
+    def thread_variables(self, num_threads: int) -> dict[str, str]:
+        return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
+
+    def interface_variables(self, interface: str) -> dict[str, str]:
+        """gloo would look up the host's name, and take whatever interface has that address."""
+        return {"GLOO_SOCKET_IFNAME": interface}
+
+    def reseed(self) -> None:
+        import torch
+
+        torch.seed()
+
+    def seed(self, seed: int) -> None:
+        import torch
+
+        torch.default_generator.manual_seed(seed)
+
+    def rng_state(self) -> Any:
+        import torch
+
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Any) -> None:
+        import torch
+
+        torch.set_rng_state(state)
