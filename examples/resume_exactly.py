@@ -30,12 +30,12 @@ def train(config):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         loader.load_state_dict(checkpoint["loader"])
-        paceline.set_rng_state(checkpoint["rng"])
         step = checkpoint["step"]
     first_attempt = step == 0
 
     while step < config["num_steps"]:
         for inputs, targets in loader:
+            inputs = inputs + 0.1 * torch.randn(inputs.shape[0] // (1 + paceline.world_rank()), 1).mean()
             loss = nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
@@ -48,10 +48,9 @@ def train(config):
                     model=model.state_dict(),
                     optimizer=optimizer.state_dict(),
                     loader=loader.state_dict(),
-                    rng=paceline.rng_state(),
                 )
             if first_attempt and step == config.get("kill_at") and paceline.world_rank() == 1:
-                paceline.load_checkpoint()  # waits until the last save is committed, so that there is one to go on from
+                paceline.load_checkpoint()  # waits until the last save is on storage: there is one to go on from
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == config["num_steps"]:
                 break

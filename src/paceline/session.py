@@ -120,6 +120,10 @@ class Session:
         if self._resumed is not None:
             self._restore(keeper, self._resumed)
 
+    def kept(self, name: str) -> Any | None:
+        """What a keeper of that name had of this rank in the checkpoint that the function began with."""
+        return None if self._resumed is None else (self._resumed.own_part() or {}).get(name)
+
     @staticmethod
     def _restore(keeper: Keeper, checkpoint: Checkpoint) -> None:
         own = (checkpoint.own_part() or {}).get(keeper.name)

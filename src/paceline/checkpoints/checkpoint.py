@@ -16,20 +16,17 @@ class Checkpoint(dict[str, Any]):
     before changing anything. For a remote one it is a download that is removed when this process ends.
     """
 
-    def __init__(
-        self,
-        state: Mapping[str, Any] = {},
-        *,
-        path: str | None = None,
-        directory: Path | None = None,
-        parts: "Parts | None" = None,
-        rank: int | None = None,
-    ):
+    def __init__(self, state: Mapping[str, Any] = {}, *, path: str | None = None, directory: Path | None = None):
         super().__init__(state)
         self.path = path
         self.directory = directory
+        self._parts: Parts | None = None
+        self._own: dict[str, Any] | None = None
+
+    def attach(self, parts: "Parts", rank: int | None) -> None:
+        """Give it what the ranks have of their own; `rank` is who loads it, if that is one of them."""
         self._parts = parts
-        self._own = parts.read(rank) if parts is not None and rank is not None else None
+        self._own = None if rank is None else parts.read(rank)
 
     @property
     def per_rank(self) -> dict[str, Any] | None:

@@ -186,7 +186,9 @@ def _read(
         # until the process ends, not until the Checkpoint is dropped: load(...).directory alone must stay good
         atexit.register(kept.discard)
         directory = kept.path / FILES_DIR
-    return Checkpoint(state, path=path, directory=directory, parts=parts, rank=rank)
+    checkpoint = Checkpoint(state, path=path, directory=directory)
+    checkpoint.attach(parts, rank)
+    return checkpoint
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,17 @@ def rng_state() -> dict[str, Any]:
     return states
 
 
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what `rng_state` returned; on a CPU, a GPU's part of it is left out."""
+def set_rng_state(state: dict[str, Any] | None = None) -> None:
+    """Put back what `rng_state` returned; on a CPU, a GPU's part of it is left out.
+
+    Without a state: what the checkpoint has of this rank that the function began with, if it has. `load_checkpoint()`
+    does that by itself; repeat it when something has drawn random numbers since, a new model for instance.
+    """
+    if state is None:
+        running = session.current()
+        state = None if running is None else running.kept("rng")
+        if state is None:
+            return
     missing = _ALWAYS_THERE - set(state)
     if missing:
         raise ArgumentError(f"this state lacks {', '.join(sorted(missing))}; expected what rng_state() returned.")
