@@ -79,6 +79,15 @@ def test_imports_point_down(path):
         assert FLOOR_OF[names[1]] > FLOOR_OF[part], f"{name_of(path)} imports {module}"
 
 
+def test_no_import_is_hidden_in_a_string():
+    """A name that stands for an import is in the registry, or among the public names."""
+    parts = {f"paceline.{name_of(path).removesuffix('/__init__').replace('/', '.')}" for path in modules()}
+    for path in modules():
+        constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        hidden = [text for text in constants if isinstance(text, str) and text.partition(":")[0] in parts]
+        assert not hidden or name_of(path) in ("registry", "__init__"), f"{name_of(path)}: {hidden}"
+
+
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_third_parties_stay_in_their_modules(path):
     for module in imported(path):

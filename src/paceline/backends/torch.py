@@ -29,7 +29,7 @@ class TorchConfig(BackendConfig):
     name: ClassVar[str] = "torch"
     package: ClassVar[str | None] = "torch"
     preload: ClassVar[Preload] = Preload(
-        to_join=("torch", "torch.distributed", "paceline.backends.torch"),
+        to_join=("torch", "torch.distributed", __name__),
         to_train=(
             "torch._dynamo",  # by the first DDP model, for more than a second
             "torch.nn.parallel",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["bf16", "fp16"]
 
-_KEY = "paceline.prepare"
+_KEY = "prepare"
 _outside: dict[str, Any] = {}
 
 
