@@ -64,6 +64,8 @@ class LocalStorage:
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         folder, target = self._folder(draft), self._root / draft.name
+        if (target / manifest.name).exists():  # first: the files of a draft that was committed are not there any more
+            raise FileExistsError(f"{target} exists already")
         for file in files:
             os.stat(folder / file)
         path = folder / manifest.name

@@ -57,8 +57,8 @@ class MemoryStorage:
             raise FileExistsError(f"{self.path_of(draft.name)} exists already")
         for file in files:
             self._file(draft, file)
-        content = self._drafts.pop(draft)
-        self._sets[draft.name] = {**content, manifest.name: b"".join(manifest.chunks())}
+        self._sets[draft.name] = {**self._drafts.get(draft, {}), manifest.name: _content(manifest)}
+        self.discard(draft)
 
     def discard(self, draft: Draft) -> None:
         self._drafts.pop(draft, None)
