@@ -46,7 +46,20 @@ class LocalStorage:
             return opened.read(num_bytes)
 
     def fetch(self, source: str | Draft, files: Sequence[str]) -> Fetched:
-        return Fetched(self._folder(source), discard=_keep)
+        folder = self._folder(source)
+        if isinstance(source, str):
+            return Fetched(folder, discard=_keep)
+        workspace = self.workspace()  # not the draft itself: a commit moves it away from whoever still reads there
+        try:
+            for file in files:
+                target = workspace.path / "fetched" / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not _link(folder / file, target):
+                    shutil.copyfile(folder / file, target)
+        except BaseException:
+            workspace.close()
+            raise
+        return Fetched(workspace.path / "fetched", workspace.close)
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         self.make_root()
