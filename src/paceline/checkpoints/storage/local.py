@@ -68,8 +68,8 @@ class LocalStorage:
         written: list[Path] = []
         try:
             for file in files:
+                _write_file(folder / file.name, file)
                 written.append(folder / file.name)
-                _write_file(written[-1], file)
         except BaseException:
             for path in written:
                 path.unlink(missing_ok=True)
@@ -143,12 +143,16 @@ class LocalStorage:
 
 def _write_file(path: Path, file: SourceFile) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(file, DiskFile) and _link(file.path, path):
-        _fsync(path)
-        return
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    is_linked = isinstance(file, DiskFile) and _link(file.path, path)
+    fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_linked else os.O_WRONLY | os.O_CREAT | os.O_EXCL), 0o666)
     try:
-        write_chunks(fd, file, _SYNC_EVERY_BYTES)
+        if is_linked:
+            os.fsync(fd)
+        else:
+            write_chunks(fd, file, _SYNC_EVERY_BYTES)
+    except BaseException:  # from here on the file is ours, and only now
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
 
