@@ -29,7 +29,9 @@ class Saved:
         self._request, self._strategy = request, request.checkpoint_strategy
         self._is_resumed = is_resumed
         self.is_in_memory = request.checkpoint_strategy.num_to_keep == 0
-        self._storage: Storage = MemoryStorage(root) if self.is_in_memory else open_storage(root)
+        place = open_storage(root)
+        # a name as workers read it: relative paths and file:// URLs are others by then
+        self._storage: Storage = MemoryStorage(place.root) if self.is_in_memory else place
         given = request.checkpoint if isinstance(request.checkpoint, str) else None
         self.relay = StorageRelay(self._storage, given)
         self.latest: CheckpointInfo | None = None
