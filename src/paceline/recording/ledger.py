@@ -113,9 +113,11 @@ class Ledger:
 
     def take_complete(self, num_reports: Sequence[int]) -> list[Cut]:
         """Those that count from now on, oldest first; `num_reports` are the reports of this attempt, by rank."""
-        self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
-        if self._unknown:
-            return []
+        while self._unknown:
+            rank = next(iter(self._unknown))  # one is enough to wait for: to ask all of them each time would be quadratic
+            if not self._abstains(rank, num_reports):
+                return []
+            self._unknown.discard(rank)
         return self._take(id for id, parts in self._parts.items() if self._savers <= parts.keys())
 
     def take_salvage(self, num_reports: Sequence[int]) -> list[Cut]:
@@ -125,6 +127,7 @@ class Ledger:
 
         Who has neither saved nor reported is taken for one that does not save, if rank 0 does not report either.
         """
+        self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
 
         def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
             if rank in parts or (rank in self._unknown and self._is_silent(rank, num_reports)):
