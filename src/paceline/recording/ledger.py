@@ -114,7 +114,9 @@ class Ledger:
     def take_complete(self, num_reports: Sequence[int]) -> list[Cut]:
         """Those that count from now on, oldest first; `num_reports` are the reports of this attempt, by rank."""
         while self._unknown:
-            rank = next(iter(self._unknown))  # one is enough to wait for: to ask all of them each time would be quadratic
+            rank = next(
+                iter(self._unknown)
+            )  # one is enough to wait for: to ask all of them each time would be quadratic
             if not self._abstains(rank, num_reports):
                 return []
             self._unknown.discard(rank)
