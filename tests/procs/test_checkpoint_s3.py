@@ -171,7 +171,7 @@ def test_discarded_draft_leaves_no_object(store, client, bucket):
 def test_part_is_missing_in_the_bucket(store, client, bucket):
     part = put_part(store, 0, snapshot({}).files())
     missing = Part(1, 1, 0, 0.0, tuple(map(record_of, snapshot({}).files("ranks/1/"))))
-    with pytest.raises(FileNotFoundError, match="ranks/1/state.json"):
+    with pytest.raises(FileNotFoundError, match=r"ranks/1/state\.json"):
         store.commit([part, missing], world_size=2)
     assert store.list() == []
 

@@ -11,8 +11,8 @@ from paceline.runs import RunRequest
 
 
 class Driver:
-    """Commits in this process what the savers of its ranks send, as a run's driver does; nobody reports. `heard` is what
-    they have sent, as (rank, kind)."""
+    """Commits in this process what the savers of its ranks send, as a run's driver does; nobody reports. `heard` is
+    what they have sent, as (rank, kind)."""
 
     def __init__(self, root, world_size=1, **request):
         self.request, self.world_size = RunRequest(train_func=print, **request), world_size
@@ -74,7 +74,7 @@ class Ears:
 
 @pytest.fixture
 def driver(tmp_path):
-    """Makes one whose checkpoints are in `tmp_path / "checkpoints"`, for a number of ranks and a RunRequest's fields."""
+    """Makes one with checkpoints in `tmp_path / "checkpoints"`, for a number of ranks and the fields of a request."""
 
     def driver(world_size=1, **request):
         return Driver(tmp_path / "checkpoints", world_size, **request)

@@ -291,7 +291,7 @@ def test_failed_write_with_a_directory_leaves_no_copy(tmp_path, mine):
 
 def test_disk_full_while_the_directory_is_copied(tmp_path, mine):
     record = Record(FullForCopies(tmp_path / "c"))
-    with pytest.raises(CheckpointWriteError, match="after 1 attempt: .*No space left"):
+    with pytest.raises(CheckpointWriteError, match=r"after 1 attempt: .*No space left"):
         record.save(1, {}, directory=mine)
     record.save(1, {"x": 1})
     record.writer.close()

@@ -114,9 +114,8 @@ class Ledger:
     def take_complete(self, num_reports: Sequence[int]) -> list[Cut]:
         """Those that count from now on, oldest first; `num_reports` are the reports of this attempt, by rank."""
         while self._unknown:
-            rank = next(
-                iter(self._unknown)
-            )  # one is enough to wait for: to ask all of them each time would be quadratic
+            # one is enough to wait for; to ask all of them each time would make many ranks slow
+            rank = next(iter(self._unknown))
             if not self._abstains(rank, num_reports):
                 return []
             self._unknown.discard(rank)
