@@ -59,6 +59,18 @@ class Unwritable(LocalStorage):
         super().put(draft, files)
 
 
+class LostAnswer(LocalStorage):
+    """The first commit works, and the driver does not hear of it."""
+
+    num_commits = 0
+
+    def commit(self, draft, manifest, files):
+        super().commit(draft, manifest, files)
+        self.num_commits += 1
+        if self.num_commits == 1:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+
 def test_all_ranks_load_what_rank_0_saved(driver):
     driver = driver(2)
     savers = [driver.saver(rank) for rank in range(2)]
@@ -194,6 +206,26 @@ def test_old_checkpoint_cannot_be_deleted(driver, caplog):
     saver.close()
     assert [info.id for info in driver.infos] == [1, 2]
     assert "could not be deleted" in caplog.text
+
+
+def test_commit_works_and_its_answer_is_lost(driver):
+    driver = driver()
+    driver.saved._storage = LostAnswer(driver.saved.root)
+    driver.begin()
+    saver = driver.saver()
+    saver.save({"step": 1}, None, None, 1)
+    saver.close()
+    assert [(info.id, load(info.path)) for info in driver.infos] == [(1, {"step": 1})]
+
+
+def test_another_run_uses_the_folder(driver):
+    driver = driver()
+    saver = driver.saver()
+    CheckpointStore(driver.saved.root).write(1, snapshot({"whose": "another's"}))
+    saver.save({"step": 1}, None, None, 1)
+    with pytest.raises(CheckpointWriteError, match=r"another run uses this folder"):
+        saver.close()
+    assert load(CheckpointStore(driver.saved.root).path_of(1)) == {"whose": "another's"}
 
 
 def test_ids_continue_in_the_next_attempt_and_what_was_drafted_is_gone(driver):
