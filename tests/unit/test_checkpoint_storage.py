@@ -40,11 +40,14 @@ def test_local_storage_leaves_nothing_but_the_files(tmp_path):
 def test_torn_local_folder_is_not_replaced(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "precious").touch()
+    storage, draft = LocalStorage(tmp_path), Draft("one", "token")
     with pytest.raises(FileExistsError):
-        write(LocalStorage(tmp_path), "one")
-    LocalStorage(tmp_path).discard(Draft("one", "token"))
+        write(storage, "one")
     assert os.listdir(tmp_path / "one") == ["precious"]
-    assert os.listdir(tmp_path) == ["one"]
+    (tmp_path / "one" / "precious").rename(tmp_path / "saved")
+    storage.commit(draft, MANIFEST, ["a"])
+    assert sorted(os.listdir(tmp_path / "one")) == ["a", "checkpoint.json"]
+    assert sorted(os.listdir(tmp_path)) == ["one", "saved"]
 
 
 def test_file_of_another_writer_survives_a_failed_put(tmp_path):

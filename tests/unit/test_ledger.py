@@ -108,6 +108,7 @@ def test_late_part_of_a_rank_that_seemed_not_to_save_is_left_out_and_later_ones_
     ledger.begin(1, 1)
     ledger.add(part(1, 1, 3))
     assert ledger.take_complete([3, 3]) == []
+    assert ledger.parts_of(1) == {}
     assert not ledger.is_hopeful()
     ledger.add(part(2, 0, 4))
     assert ledger.take_complete([9, 9]) == []
