@@ -1,6 +1,7 @@
 """Fixtures for every test, and a guard: a test that leaves a process, a thread, a variable or a file behind fails."""
 
 import os
+import pickle
 import tempfile
 import threading
 import time
@@ -69,6 +70,31 @@ def warm(request):
 
 
 _long_lived = []
+
+
+@pytest.fixture
+def asking():
+    """Makes the `ask` of a worker whose driver is this process: what they say is pickled, as between machines, and the
+    driver answers one after the other. What is asked is noted in the list that it is given."""
+    turn = threading.Lock()
+
+    def asking(relay, asked=None):
+        def ask(request):
+            if asked is not None:
+                asked.append(request)
+            with turn:
+                answer = _sent(relay.answer(_sent(request)))
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        return ask
+
+    return asking
+
+
+def _sent(value):
+    return pickle.loads(pickle.dumps(value))
 
 
 @pytest.fixture(autouse=True)

@@ -39,35 +39,47 @@ def run(code, *arguments, **kwargs):
 
 KILLED_IN_THE_MIDDLE = """
     import sys, torch
-    from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter
+    from paceline.checkpoints import CheckpointStore
     from paceline.checkpoints.storage.local import LocalStorage
+    from paceline.checkpoints.writer import Content, PartWriter
 
     class Stuck:
-        # the last file before the manifest: its first part is on disk, its second never comes
-        name = "zz"
+        # its first part is on disk, its second comes when our stdin ends
+        def __init__(self, name, rest=()):
+            self.name, self._rest = name, rest
         def chunks(self):
-            yield memoryview(b"x" * 100)
+            yield memoryview(b" " * 100)
             print("writing", flush=True)
             sys.stdin.read()
+            yield from self._rest
 
     class StuckStorage(LocalStorage):
-        def write(self, name, files):
-            if name == "checkpoint_000003":
-                # the manifest is known already when the last chunk is asked for, as in any write
-                files = [*files[:-1], Stuck(), files[-1]]
-            super().write(name, files)
+        def put(self, draft, files):
+            if sys.argv[2] == "put" and draft.name == "checkpoint_000003":
+                files = [*files, Stuck("zz")]
+            super().put(draft, files)
+
+        def commit(self, draft, manifest, files):
+            if sys.argv[2] == "commit" and draft.name == "checkpoint_000003":
+                manifest = Stuck(manifest.name, [*manifest.chunks()])
+            super().commit(draft, manifest, files)
 
     root = sys.argv[1]
     store = CheckpointStore(root, StuckStorage(root))
-    writer = CheckpointWriter(store, CheckpointStrategy(), 1, lambda info: None)
+    writer = PartWriter(store, 0, lambda part: store.commit([part], world_size=1))
     for step in (1, 2, 3):
-        writer.save({"step": step, "w": torch.full((1000,), float(step))})
+        writer.save(step, Content({"step": step, "w": torch.full((1000,), float(step))}))
     writer.flush()
 """
 
 
-def test_worker_is_killed_while_writing(tmp_path):
-    process = start(KILLED_IN_THE_MIDDLE, tmp_path)
+def hidden(root):
+    return [name for name in os.listdir(root) if name.startswith(".")]
+
+
+@pytest.mark.parametrize("moment", ["put", "commit"])
+def test_process_is_killed_while_writing(tmp_path, moment):
+    process = start(KILLED_IN_THE_MIDDLE, tmp_path, moment)
     try:
         assert process.stdout.readline() == "writing\n"
     finally:
@@ -78,25 +90,57 @@ def test_worker_is_killed_while_writing(tmp_path):
     store = CheckpointStore(tmp_path)
     assert [info.id for info in store.list()] == [1, 2]
     assert [load(info.path)["step"] for info in store.list()] == [1, 2]
-    staging = [name for name in os.listdir(tmp_path) if name.startswith(".")]
-    assert len(staging) == 1  # the half-written one, which only the next writer may clear
+    assert len(hidden(tmp_path)) == 1  # the half-written one, which only the next attempt may clear
     store.write(store.next_id(), snapshot({"step": 3}))
+    store.storage.sweep()
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_000001", "checkpoint_000002", "checkpoint_000003"]
     assert load(store.path_of(3)) == {"step": 3}
 
 
-def test_living_writer_is_not_swept_by_another(tmp_path):
-    process = start(KILLED_IN_THE_MIDDLE, tmp_path)
+@pytest.mark.parametrize("moment", ["put", "commit"])
+def test_another_writer_leaves_a_living_one_alone(tmp_path, moment):
+    process = start(KILLED_IN_THE_MIDDLE, tmp_path, moment)
     try:
         assert process.stdout.readline() == "writing\n"
         store = CheckpointStore(tmp_path)
         store.write(7, snapshot({"from": "the other"}))
-        assert len([name for name in os.listdir(tmp_path) if name.startswith(".")]) == 1
+        with store.storage.workspace():
+            assert len(hidden(tmp_path)) == 2
     finally:
         _, errors = process.communicate(timeout=60)  # ends its stdin, so it goes on
     assert process.returncode == 0, errors
     assert [info.id for info in store.list()] == [1, 2, 3, 7]
     assert load(store.path_of(3))["step"] == 3
+    assert hidden(tmp_path) == []
+
+
+STAGING = """
+    import sys
+    from paceline.checkpoints import CheckpointStore, snapshot
+    store = CheckpointStore(sys.argv[1])
+    with store.stage(sys.argv[2]) as staged:
+        print("staged", flush=True)
+        sys.stdin.read()
+        store.put(1, staged.files)
+"""
+
+
+def test_copy_of_a_directory_lives_as_long_as_its_process(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a").touch()
+    root = tmp_path / "root"
+    living, dying = (start(STAGING, root, tmp_path / "mine") for _ in range(2))
+    try:
+        for process in (living, dying):
+            assert process.stdout.readline() == "staged\n"
+        dying.send_signal(signal.SIGKILL)
+        dying.communicate()
+        CheckpointStore(root).storage.sweep()
+        assert len(hidden(root)) == 1
+    finally:
+        dying.kill()
+        _, errors = living.communicate(timeout=60)
+    assert living.returncode == 0, errors
 
 
 MANY_COMMITS = """
@@ -138,20 +182,25 @@ def test_two_writers_on_one_folder(tmp_path):
 
 
 DISK_FULL = """
-    import sys, torch
-    from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter
+    import glob, sys, torch
+    from paceline.checkpoints import CheckpointStore
+    from paceline.checkpoints.writer import Content, PartWriter
     from paceline.errors import CheckpointWriteError
 
-    writer = CheckpointWriter(
-        CheckpointStore(sys.argv[1]), CheckpointStrategy(), 1, lambda info: None, sleep=lambda seconds: None
+    store = CheckpointStore(sys.argv[1])
+    writer = PartWriter(
+        store, 0, lambda part: store.commit([part], world_size=1), sleep=lambda seconds: None,
+        on_failure=lambda id, reason: print("left:", glob.glob(sys.argv[1] + "/.*.draft/*")),
     )
-    writer.save({"step": 1, "w": torch.zeros(10_000)})
-    writer.save({"step": 2, "w": torch.zeros(2_000_000)})
+
+    writer.save(1, Content({"step": 1, "w": torch.zeros(10_000)}))
+    writer.save(2, Content({"step": 2, "w": torch.zeros(2_000_000)}))
     try:
         writer.flush()
     except CheckpointWriteError as error:
         print(error)
-    writer.save({"step": 3, "w": torch.zeros(10_000)})
+    store.discard(2)
+    writer.save(3, Content({"step": 3, "w": torch.zeros(10_000)}))
     writer.close()
 """
 
@@ -181,6 +230,7 @@ def test_disk_full_while_saving(tiny_disk):
     assert "checkpoint_000002 could not be written after 3 attempts" in output
     assert "No space left" in output or "File too large" in output
     assert "Free space there" in output
+    assert "left: []" in output
     assert sorted(os.listdir(path)) == ["checkpoint_000001", "checkpoint_000003"]
     assert [load(path / name)["step"] for name in sorted(os.listdir(path))] == [1, 3]
 

@@ -14,7 +14,10 @@ import pytest
 import torch
 
 import paceline
-from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter, load, snapshot
+from paceline.checkpoints import CheckpointStore, CheckpointStrategy, load, snapshot
+from paceline.checkpoints.content.files import record_of
+from paceline.checkpoints.part import Part
+from paceline.checkpoints.writer import Content, PartWriter
 from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
 
 SRC = str(Path(__file__).parents[2] / "src")
@@ -125,15 +128,52 @@ def test_upload_without_manifest_does_not_exist_for_readers(store, client, bucke
 
 
 def test_retention_in_the_bucket(store, client, bucket):
-    infos = []
-    writer = CheckpointWriter(store, CheckpointStrategy(1, "loss", "min"), 1, infos.append)
-    for loss in (0.5, 0.1, 0.9, 0.7):
-        writer.save({"loss": loss, "w": torch.ones(10)})
+    strategy = CheckpointStrategy(1, "loss", "min")
+
+    def commit(part):
+        store.commit([part], world_size=1)
+        store.prune(strategy)
+
+    writer = PartWriter(store, 0, commit)
+    for id, loss in enumerate((0.5, 0.1, 0.9, 0.7), start=1):
+        writer.save(id, Content({"loss": loss, "w": torch.ones(10)}), score=loss)
     writer.close()
-    assert [info.id for info in infos] == [1, 2, 3, 4]
     assert [info.id for info in store.list()] == [2, 4]
-    assert store.best(CheckpointStrategy(1, "loss", "min")).id == 2
+    assert store.best(strategy).id == 2
     assert {key.split("/")[2] for key in keys(client, bucket)} == {"checkpoint_000002", "checkpoint_000004"}
+
+
+def put_part(store, rank, files):
+    store.put(1, files)
+    return Part(1, rank, 0, 0.0, tuple(map(record_of, files)))
+
+
+def test_parts_of_two_ranks_make_one_checkpoint(store, client, bucket):
+    shared, own = snapshot({"w": torch.ones(10)}), snapshot({"per_rank": {"rank": 1}})
+    parts = [put_part(store, 1, own.files("ranks/1/")), put_part(store, 0, shared.files())]
+    assert (store.list(), store.next_id()) == ([], 2)
+    info = store.commit(parts, world_size=2)
+    assert store.list() == [info]
+    assert load(info.path).all_ranks == [None, {"rank": 1}]
+    with pytest.raises(FileExistsError):
+        store.commit(parts, world_size=2)
+    store.discard(1)
+    assert load(info.path)["w"].sum() == 10, "what is committed is no draft"
+
+
+def test_discarded_draft_leaves_no_object(store, client, bucket):
+    put_part(store, 1, snapshot({"per_rank": 1}).files("ranks/1/"))
+    store.discard(1)
+    store.discard(1)
+    assert keys(client, bucket) == []
+
+
+def test_part_is_missing_in_the_bucket(store, client, bucket):
+    part = put_part(store, 0, snapshot({}).files())
+    missing = Part(1, 1, 0, 0.0, tuple(map(record_of, snapshot({}).files("ranks/1/"))))
+    with pytest.raises(FileNotFoundError, match=r"ranks/1/state\.json"):
+        store.commit([part, missing], world_size=2)
+    assert store.list() == []
 
 
 def test_taken_id(store):
@@ -145,8 +185,8 @@ def test_taken_id(store):
 
 def test_bucket_does_not_exist(client):
     store = CheckpointStore("s3://no-such-bucket-here/run")
-    writer = CheckpointWriter(store, CheckpointStrategy(), 1, print, sleep=lambda seconds: None)
-    writer.save({"x": 1})
+    writer = PartWriter(store, 0, print, sleep=lambda seconds: None)
+    writer.save(1, Content({"x": 1}))
     with pytest.raises(CheckpointWriteError, match="no-such-bucket-here"):
         writer.close()
     assert "no-such-bucket-here" not in [item["Name"] for item in client.list_buckets()["Buckets"]]

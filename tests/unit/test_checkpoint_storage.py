@@ -1,4 +1,5 @@
-"""One suite for every kind of storage: a set of files is there as a whole, or not at all."""
+"""What is particular to one kind of storage, and which kind a path or URL gets. What all of them promise is in
+tests/contract/test_storages.py."""
 
 import errno
 import os
@@ -8,108 +9,30 @@ import pytest
 
 from paceline.checkpoints.content.files import DiskFile, MemoryFile
 from paceline.checkpoints.storage import open_storage, split_path
+from paceline.checkpoints.storage.base import Draft
 from paceline.checkpoints.storage.fsspec import FsspecStorage
 from paceline.checkpoints.storage.local import LocalStorage
-from paceline.checkpoints.storage.relay import StorageRelay
-from paceline.checkpoints.storage.relayed import RelayedStorage
+from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.workspace import Workspace, sweep
 from paceline.errors import ArgumentError
 
 MANIFEST = MemoryFile("checkpoint.json", [b"{}"])
+FILE = MemoryFile("a", [b"1"])
 
 
-class BrokenFile:
-    """Yields some content, then fails as a full disk does."""
-
-    name = "broken.bin"
-
-    def chunks(self):
-        yield memoryview(b"some")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.fixture(params=["local", "fsspec", "relayed"])
-def storage(request, tmp_path, asking):
-    if request.param == "local":
-        return LocalStorage(tmp_path / "root")
-    if request.param == "relayed":
-        root = str(tmp_path / "root")
-        relay = StorageRelay(root, None)
-        relay.begin()
-        return RelayedStorage(root, asking(relay))
-    return FsspecStorage(f"memory://{tmp_path.name}/root")
-
-
-def content(storage, name, files):
-    fetched = storage.fetch(name, files)
-    try:
-        return {file: (fetched.path / file).read_bytes() for file in files}
-    finally:
-        fetched.discard()
-
-
-def test_what_is_written_can_be_read(storage):
-    storage.write("one", [MemoryFile("a.bin", [b"12", memoryview(b"34")]), MemoryFile("files/x/b", [b"5"]), MANIFEST])
-    assert storage.names() == ["one"]
-    assert storage.read("one", "a.bin") == b"1234"
-    assert content(storage, "one", ["a.bin", "files/x/b"]) == {"a.bin": b"1234", "files/x/b": b"5"}
-    assert storage.path_of("one") == f"{storage.root}/one"
-
-
-def test_missing_things(storage):
-    assert storage.names() == []
-    with pytest.raises(FileNotFoundError):
-        storage.read("one", "checkpoint.json")
-    storage.delete("one")
-
-
-def test_content_larger_than_a_chunk(storage):
-    big = os.urandom(9 * 2**20 + 3)
-    storage.write("one", [MemoryFile("big", [big]), MANIFEST])
-    assert content(storage, "one", ["big"]) == {"big": big}
-
-
-def test_a_taken_name_is_left_alone(storage):
-    storage.write("one", [MemoryFile("a", [b"old"]), MANIFEST])
-    with pytest.raises(FileExistsError):
-        storage.write("one", [MemoryFile("a", [b"new"]), MANIFEST])
-    assert storage.read("one", "a") == b"old"
-
-
-def test_disk_full_while_writing_leaves_nothing(storage):
-    storage.write("one", [MemoryFile("a", [b"1"]), MANIFEST])
-    with pytest.raises(OSError, match="No space left"):
-        storage.write("two", [MemoryFile("a", [b"2"]), BrokenFile(), MANIFEST])
-    for file in ("a", "broken.bin", "checkpoint.json"):
-        with pytest.raises(FileNotFoundError):
-            storage.read("two", file)
-    assert storage.read("one", "a") == b"1"
-    storage.write("two", [MemoryFile("a", [b"2"]), MANIFEST])
-    assert storage.read("two", "a") == b"2"
-
-
-def test_delete(storage):
-    for name in ("one", "two"):
-        storage.write(name, [MemoryFile("files/deep/a", [b"1"]), MANIFEST])
-    storage.delete("one")
-    assert storage.names() == ["two"]
-    with pytest.raises(FileNotFoundError):
-        storage.read("one", "checkpoint.json")
-
-
-def test_files_from_a_workspace(storage):
-    with storage.workspace() as workspace:
-        (workspace.path / "x").write_bytes(b"from disk")
-        storage.write("one", [DiskFile("files/x", workspace.path / "x"), MANIFEST])
-    assert storage.read("one", "files/x") == b"from disk"
-    assert not workspace.path.exists()
+def write(storage, name, files=(FILE,)):
+    storage.put(Draft(name, "token"), files)
+    storage.commit(Draft(name, "token"), MANIFEST, [file.name for file in files])
 
 
 def test_local_storage_leaves_nothing_but_the_files(tmp_path):
     storage = LocalStorage(tmp_path)
-    storage.write("one", [MemoryFile("a", [b"1"]), MANIFEST])
-    storage.write("two", [MemoryFile("a", [b"1"]), MANIFEST])
+    for name in ("one", "two"):
+        write(storage, name)
     storage.delete("one")
+    storage.put(Draft("three", "token"), [FILE])
+    storage.fetch(Draft("three", "token"), ["a"]).discard()
+    storage.discard(Draft("three", "token"))
     assert os.listdir(tmp_path) == ["two"]
     assert sorted(os.listdir(tmp_path / "two")) == ["a", "checkpoint.json"]
 
@@ -117,10 +40,49 @@ def test_local_storage_leaves_nothing_but_the_files(tmp_path):
 def test_torn_local_folder_is_not_replaced(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "precious").touch()
+    storage, draft = LocalStorage(tmp_path), Draft("one", "token")
     with pytest.raises(FileExistsError):
-        LocalStorage(tmp_path).write("one", [MANIFEST])
+        write(storage, "one")
     assert os.listdir(tmp_path / "one") == ["precious"]
-    assert os.listdir(tmp_path) == ["one"]
+    (tmp_path / "one" / "precious").rename(tmp_path / "saved")
+    storage.commit(draft, MANIFEST, ["a"])
+    assert sorted(os.listdir(tmp_path / "one")) == ["a", "checkpoint.json"]
+    assert sorted(os.listdir(tmp_path)) == ["one", "saved"]
+
+
+def test_file_of_another_writer_survives_a_failed_put(tmp_path):
+    storage, draft = LocalStorage(tmp_path), Draft("one", "token")
+    storage.put(draft, [FILE])
+    with pytest.raises(FileExistsError):
+        storage.put(draft, [MemoryFile("mine", [b"2"]), MemoryFile("a", [b"2"])])
+    storage.commit(draft, MANIFEST, ["a"])
+    assert storage.read("one", "a") == b"1"
+    assert sorted(os.listdir(tmp_path / "one")) == ["a", "checkpoint.json"]
+
+
+def test_file_from_a_workspace_is_linked_on_the_same_disk(tmp_path):
+    storage, draft = LocalStorage(tmp_path), Draft("one", "token")
+    with storage.workspace() as workspace:
+        (workspace.path / "x").write_bytes(b"1")
+        number = (workspace.path / "x").stat().st_ino
+        storage.put(draft, [DiskFile("x", workspace.path / "x")])
+    fetched = storage.fetch(draft, ["x"])
+    assert (fetched.path / "x").stat().st_ino == number
+    fetched.discard()
+
+
+def test_a_put_that_fails_in_memory_leaves_nothing():
+    class Broken:
+        name = "b"
+
+        def chunks(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+            yield
+
+    storage = MemoryStorage("here")
+    with pytest.raises(OSError, match="No space"):
+        storage.put(Draft("one", "token"), [FILE, Broken()])
+    assert storage._drafts == {}
 
 
 def test_sweep_takes_the_dead_and_spares_the_living(tmp_path):
@@ -140,10 +102,17 @@ def test_sweep_takes_the_dead_and_spares_the_living(tmp_path):
     assert not living.path.exists()
 
 
-def test_next_writer_clears_what_a_dead_one_left(tmp_path):
+def test_next_attempt_clears_what_a_dead_writer_left(tmp_path):
     (tmp_path / ".paceline-staging-dead" / "one").mkdir(parents=True)
-    LocalStorage(tmp_path).write("one", [MANIFEST])
-    assert os.listdir(tmp_path) == ["one"]
+    (tmp_path / ".someone-elses").mkdir()
+    (tmp_path / ".foreign.draft.bak").touch()
+    storage = LocalStorage(tmp_path)
+    for token in ("first", "second"):
+        storage.put(Draft("one", token), [FILE])
+    with storage.workspace() as living:
+        storage.sweep()
+        assert living.path.exists()
+    assert sorted(os.listdir(tmp_path)) == [".foreign.draft.bak", ".someone-elses"]
 
 
 @pytest.mark.parametrize(

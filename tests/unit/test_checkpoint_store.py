@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import zlib
 from pathlib import Path
 
 import fsspec
@@ -12,7 +13,10 @@ import pytest
 import torch
 
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, copy, load, read_info, snapshot
+from paceline.checkpoints.content.files import FileRecord, record_of
 from paceline.checkpoints.manifest import Manifest, damaged
+from paceline.checkpoints.part import Part
+from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import ArgumentError, CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 STATE = {"epoch": 4, "model": torch.arange(100.0), "array": np.arange(10)}
@@ -242,18 +246,105 @@ def test_manifest_cannot_lead_out_of_the_checkpoint(tmp_path):
 
 
 def test_newer_format_is_not_called_damaged(tmp_path):
-    import zlib
-
     info = CheckpointStore(tmp_path).write(1, snapshot({}))
     path = Path(info.path) / "checkpoint.json"
     body = json.loads(path.read_text())
     del body["crc32"]
-    body["version"] = 2
+    body["version"] = 3
     body["crc32"] = zlib.crc32(json.dumps(body, sort_keys=True).encode())
     path.write_text(json.dumps(body))
-    with pytest.raises(CheckpointError, match="format version 2") as caught:
+    with pytest.raises(CheckpointError, match="format version 3") as caught:
         load(info.path)
     assert not isinstance(caught.value, CheckpointDamagedError)
+
+
+def test_format_of_one_writer_is_read(tmp_path):
+    info = CheckpointStore(tmp_path).write(1, snapshot({"epoch": 4}), score=0.5, iteration=7)
+    path = Path(info.path) / "checkpoint.json"
+    body = json.loads(path.read_text())
+    for field in ("crc32", "world_size", "ranks"):
+        del body[field]
+    body["version"] = 1
+    path.write_text(json.dumps(body | {"crc32": zlib.crc32(json.dumps(body, sort_keys=True).encode())}))
+    assert read_info(info.path) == info
+    back = load(info.path)
+    assert (back, back.per_rank, back.all_ranks) == ({"epoch": 4}, None, [None])
+
+
+def test_manifest_says_who_is_in_it():
+    files = (FileRecord("state.json", 3, 1), FileRecord("ranks/2/state.json", 4, 2))
+    manifest = Manifest(5, 1.5, None, 7, files, world_size=3, ranks=(0, 2))
+    assert Manifest.from_bytes(manifest.to_bytes(), "here") == manifest
+    assert (manifest.info("here").world_size, manifest.info("here").num_bytes) == (3, 7)
+
+
+def put_part(store, id, rank, files, iteration=0, score=None):
+    store.put(id, files)
+    return Part(id, rank, iteration, float(rank), tuple(map(record_of, files)), score)
+
+
+def test_parts_of_several_ranks_make_one_checkpoint(store):
+    shared, own = snapshot({"epoch": 4}), snapshot({"per_rank": {"rank": 2}})
+    parts = [
+        put_part(store, 1, 2, own.files("ranks/2/"), iteration=8),
+        Part(1, 1, 8, 5.0),
+        put_part(store, 1, 0, shared.files(), iteration=7, score=0.5),
+    ]
+    assert (store.list(), store.latest()) == ([], None)
+    info = store.commit(parts, world_size=4)
+    assert (info.iteration, info.score, info.time, info.world_size) == (7, 0.5, 0.0, 4), "rank 0's"
+    assert store.list() == [info]
+    back = load(info.path)
+    assert (back, back.all_ranks) == ({"epoch": 4}, [None, None, {"rank": 2}, None])
+    [own_file] = own.files("ranks/2/")
+    assert store.storage.read("checkpoint_000001", "ranks/2/state.json") == bytes(own_file.parts[0])
+
+
+def test_part_that_was_never_put_is_not_committed(store):
+    part = put_part(store, 1, 0, snapshot({}).files())
+    missing = Part(1, 1, 0, 0.0, (FileRecord("ranks/1/state.json", 2, 0),))
+    with pytest.raises(FileNotFoundError):
+        store.commit([part, missing], world_size=2)
+    assert store.list() == []
+    store.discard(1)
+    store.discard(1)
+    with pytest.raises(FileNotFoundError):
+        store.commit([part], world_size=1)
+
+
+def test_damaged_part_of_one_rank_is_named(tmp_path):
+    store = CheckpointStore(tmp_path)
+    parts = [
+        put_part(store, 1, 0, snapshot({}).files()),
+        put_part(store, 1, 1, snapshot({"per_rank": 1}).files("ranks/1/")),
+    ]
+    info = store.commit(parts, world_size=2)
+    (tmp_path / "checkpoint_000001" / "ranks" / "1" / "state.json").write_bytes(b"{}")
+    back = load(info.path)
+    with pytest.raises(CheckpointDamagedError, match=r"ranks/1/state\.json"):
+        back.parts()
+
+
+def test_stores_of_one_folder_have_drafts_of_their_own(tmp_path):
+    first, second = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
+    parts = [put_part(one, 1, 0, snapshot({"who": who}).files()) for who, one in enumerate((first, second))]
+    second.commit([parts[1]], world_size=1)
+    with pytest.raises(FileExistsError):
+        first.commit([parts[0]], world_size=1)
+    first.discard(1)
+    assert load(first.path_of(1)) == {"who": 1}
+    assert os.listdir(tmp_path) == ["checkpoint_000001"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_interrupted_write_leaves_nothing(tmp_path, error):
+    class Interrupted(LocalStorage):
+        def commit(self, draft, manifest, files):
+            raise error
+
+    with pytest.raises(error):
+        CheckpointStore(tmp_path, Interrupted(tmp_path)).write(1, snapshot(STATE))
+    assert os.listdir(tmp_path) == []
 
 
 def test_errors_pickle():

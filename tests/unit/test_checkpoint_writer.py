@@ -1,4 +1,4 @@
-"""The background writer: what blocks, what fails when, what is left on disk. Faults are values handed in."""
+"""A rank's background writer: what blocks, what fails when, what is left on disk. Faults are values handed in."""
 
 import errno
 import os
@@ -8,27 +8,24 @@ import threading
 import pytest
 import torch
 
-from paceline.checkpoints import CheckpointStore, CheckpointStrategy, CheckpointWriter, load, snapshot
+from paceline.checkpoints import CheckpointStore, load, snapshot
 from paceline.checkpoints.storage.local import LocalStorage
+from paceline.checkpoints.writer import Content, PartWriter
 from paceline.errors import ArgumentError, CheckpointError, CheckpointValueError, CheckpointWriteError
 
 
 class FaultyStorage(LocalStorage):
-    """Fails the given calls of `write` (counted from 1) as a full disk does: in the middle."""
+    """Fails the given calls of `put` (counted from 1) as a full disk does: in the middle."""
 
     def __init__(self, root, failing=(), error=None):
         super().__init__(root)
-        self.failing, self.error, self.num_writes = set(failing), error, 0
+        self.failing, self.error, self.num_puts = set(failing), error, 0
 
-    def write(self, name, files):
-        self.num_writes += 1
-        if self.num_writes in self.failing:
-            files = [
-                *files[:-1],
-                FullDisk(self.error or OSError(errno.ENOSPC, "No space left on device")),
-                files[-1],
-            ]
-        super().write(name, files)
+    def put(self, draft, files):
+        self.num_puts += 1
+        if self.num_puts in self.failing:
+            files = [*files, FullDisk(self.error or OSError(errno.ENOSPC, "No space left on device"))]
+        super().put(draft, files)
 
 
 class FullDisk:
@@ -49,34 +46,43 @@ class GatedStorage(LocalStorage):
         super().__init__(root)
         self.started, self.gate = threading.Event(), threading.Event()
 
-    def write(self, name, files):
+    def put(self, draft, files):
         self.started.set()
         assert self.gate.wait(60)
-        super().write(name, files)
+        super().put(draft, files)
 
 
-class UndeletableStorage(LocalStorage):
-    def delete(self, name):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
+class FullForCopies(LocalStorage):
+    """Has no room for a copy of the user's directory."""
+
+    def workspace(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class Record:
     """A writer with everything a test wants to look at afterwards."""
 
-    def __init__(self, storage, strategy=None, first_id=1):
-        self.infos, self.sleeps = [], []
-        self.store = CheckpointStore(storage.root, storage)
-        self.writer = CheckpointWriter(
+    def __init__(self, storage, rank=0, token=None):
+        self.parts, self.failures, self.sleeps = [], [], []
+        self.store = CheckpointStore(storage.root, storage, token)
+        self.writer = PartWriter(
             self.store,
-            strategy or CheckpointStrategy(),
-            first_id,
-            self.infos.append,
+            rank,
+            self.parts.append,
+            on_failure=lambda id, reason: self.failures.append((id, reason)),
             sleep=self.sleeps.append,
         )
 
+    def save(self, id, state, **content):
+        self.writer.save(id, Content(state, **content))
+
+    def commit_all(self):
+        """What the driver does with the parts of an only rank."""
+        return [load(self.store.commit([part], world_size=1).path) for part in self.parts]
+
     @property
     def ids(self):
-        return [info.id for info in self.store.list()]
+        return [part.id for part in self.parts]
 
 
 @pytest.fixture
@@ -84,38 +90,94 @@ def record(tmp_path):
     return Record(LocalStorage(tmp_path))
 
 
-def test_save_and_commit(record):
-    assert record.writer.save({"epoch": 1}, iteration=5) == 1
-    assert record.writer.save({"epoch": 2}) == 2
+@pytest.fixture
+def mine(tmp_path):
+    """A user's own directory."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "a.txt").write_text("kept")
+    return mine
+
+
+def test_part_is_told_once_it_is_durable(record, tmp_path):
+    record.writer.save(1, Content({"epoch": 1}), iteration=5, score=0.5)
+    record.save(2, {"epoch": 2})
     record.writer.close()
     record.writer.close()
-    assert [(info.id, info.iteration) for info in record.infos] == [(1, 5), (2, 0)]
-    assert load(record.infos[0].path) == {"epoch": 1}
+    assert [(part.id, part.rank, part.iteration, part.score) for part in record.parts] == [
+        (1, 0, 5, 0.5),
+        (2, 0, 0, None),
+    ]
+    assert record.store.list() == [], "it is the driver who commits"
+    assert record.commit_all() == [{"epoch": 1}, {"epoch": 2}]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_000001", "checkpoint_000002"]
     with pytest.raises(CheckpointError, match="closed"):
-        record.writer.save({})
+        record.save(3, {})
+
+
+def test_files_of_a_rank_are_in_a_folder_of_its_own(tmp_path):
+    first, second = Record(LocalStorage(tmp_path)), Record(LocalStorage(tmp_path), rank=12)
+    first.writer.save(1, Content({"w": torch.ones(3)}, own={"per_rank": 0}))
+    second.writer.save(1, Content(own={"per_rank": torch.ones(2)}))
+    for record in (first, second):
+        record.writer.close()
+    [part], [other] = first.parts, second.parts
+    assert [file.name for file in part.files] == ["state.json", "arrays.safetensors", "ranks/0/state.json"]
+    assert [file.name for file in other.files] == ["ranks/12/state.json", "ranks/12/arrays.safetensors"]
+    assert (part.has_own, other.has_own) == (True, True)
+
+
+def test_shared_state_alone_is_nothing_of_a_ranks_own(record):
+    record.save(1, {"x": 1})
+    record.writer.close()
+    assert not record.parts[0].has_own
+
+
+def test_part_without_content_is_told_at_once(tmp_path):
+    record = Record(LocalStorage(tmp_path / "root"), rank=1)
+    record.writer.save(7, Content(), iteration=3)
+    [part] = record.parts
+    assert (part.id, part.rank, part.iteration, part.files) == (7, 1, 3, ())
+    assert not (tmp_path / "root").exists()
+
+
+def test_part_without_content_waits_for_the_one_before(tmp_path):
+    storage = GatedStorage(tmp_path)
+    record = Record(storage, rank=1)
+    record.writer.save(1, Content(own={"x": 1}))
+    assert storage.started.wait(60)
+    thread = threading.Thread(target=record.writer.save, args=(2, Content()))
+    thread.start()
+    assert record.ids == []
+    storage.gate.set()
+    thread.join()
+    assert record.ids == [1, 2]
 
 
 def test_training_may_change_the_state_right_after(tmp_path):
     storage = GatedStorage(tmp_path)
     record = Record(storage)
-    weight = torch.ones(1000)
-    record.writer.save({"w": weight})
+    weight, own = torch.ones(1000), torch.ones(10)
+    record.writer.save(1, Content({"w": weight}, own={"per_rank": own}))
     assert storage.started.wait(60)
     weight.zero_()
+    own.zero_()
     storage.gate.set()
     record.writer.close()
-    assert load(record.infos[0].path)["w"].sum() == 1000
+    [checkpoint] = record.commit_all()
+    assert checkpoint["w"].sum() == 1000
+    assert checkpoint.all_ranks[0].sum() == 10
 
 
 def test_second_save_waits_for_the_first_to_be_written(tmp_path):
     storage = GatedStorage(tmp_path)
     record = Record(storage)
-    record.writer.save({"w": torch.zeros(10)})
+    record.save(1, {"w": torch.zeros(10)})
     assert storage.started.wait(60)
     seen = []
 
     def save_again():
-        record.writer.save({"w": torch.ones(10)})
+        record.save(2, {"w": torch.ones(10)})
         seen.extend(record.ids)
 
     thread = threading.Thread(target=save_again)
@@ -123,61 +185,39 @@ def test_second_save_waits_for_the_first_to_be_written(tmp_path):
     assert record.ids == []
     storage.gate.set()
     thread.join()
-    assert 1 in seen  # committed before the second was even copied
+    assert 1 in seen  # durable before the second was even copied
     record.writer.close()
-    assert [load(info.path)["w"].sum().item() for info in record.infos] == [0, 10]
+    assert [checkpoint["w"].sum().item() for checkpoint in record.commit_all()] == [0, 10]
 
 
-def test_directory_is_the_users_again_at_once(tmp_path):
+def test_directory_is_the_users_again_at_once(tmp_path, mine):
     storage = GatedStorage(tmp_path / "c")
     record = Record(storage)
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "a.txt").write_text("kept")
-    record.writer.save({"x": 1}, directory=mine)
+    record.save(1, {"x": 1}, directory=mine)
     (mine / "a.txt").write_text("changed")
     storage.gate.set()
     record.writer.close()
-    back = load(record.infos[0].path)
+    [back] = record.commit_all()
     assert (back.directory / "a.txt").read_text() == "kept"
     assert back == {"x": 1}
     assert os.listdir(tmp_path / "c") == ["checkpoint_000001"]
 
 
-def test_retention_while_training(tmp_path):
-    record = Record(LocalStorage(tmp_path), CheckpointStrategy(1, "loss", "min"))
-    for loss in (0.5, 0.1, 0.9, 0.7):
-        record.writer.save({"loss": loss})
-    record.writer.close()
-    assert record.ids == [2, 4]  # the best, and the latest
-    assert [info.score for info in record.infos] == [0.5, 0.1, 0.9, 0.7]
-
-
-def test_nothing_is_written_when_nothing_is_kept(tmp_path):
-    record = Record(LocalStorage(tmp_path), CheckpointStrategy(0, "loss"))
-    assert record.writer.save({"loss": 1}) == 1
-    with pytest.raises(ArgumentError):
-        record.writer.save({})
-    record.writer.close()
-    assert record.infos == []
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize(
-    ("state", "directory", "error"),
+    ("content", "error"),
     [
-        ({"loss": 1, "model": torch.nn.Linear(1, 1)}, None, CheckpointValueError),
-        ({"epoch": 1}, None, ArgumentError),
-        ({"loss": "low"}, None, ArgumentError),
-        ({"loss": 1}, "/no/such/directory", ArgumentError),
-        ({"loss": 1}, __file__, ArgumentError),
+        (Content({"loss": 1, "model": torch.nn.Linear(1, 1)}), CheckpointValueError),
+        (Content({"loss": 1}, own={"per_rank": object()}), CheckpointValueError),
+        (Content({"loss": 1}, "/no/such/directory"), ArgumentError),
+        (Content({"loss": 1}, __file__), ArgumentError),
     ],
 )
-def test_mistakes_are_raised_where_they_are_made(state, directory, error, tmp_path):
-    record = Record(LocalStorage(tmp_path), CheckpointStrategy(None, "loss"))
+def test_mistakes_are_raised_where_they_are_made(content, error, tmp_path):
+    record = Record(LocalStorage(tmp_path))
     with pytest.raises(error):
-        record.writer.save(state, directory=directory)
-    assert record.writer.save({"loss": 1}) == 1  # no id was used up
+        record.writer.save(1, content)
+    assert (record.parts, record.failures) == ([], [])
+    record.save(1, {"loss": 1})
     record.writer.close()
     assert record.ids == [1]
 
@@ -185,22 +225,23 @@ def test_mistakes_are_raised_where_they_are_made(state, directory, error, tmp_pa
 def test_write_is_tried_again(tmp_path):
     storage = FaultyStorage(tmp_path, failing={1, 2})
     record = Record(storage)
-    record.writer.save({"x": 1})
+    record.save(1, {"x": 1})
     record.writer.close()
-    assert storage.num_writes == 3
+    assert storage.num_puts == 3
     assert len(record.sleeps) == 2
     assert record.sleeps[0] < record.sleeps[1] <= 1
-    assert load(record.infos[0].path) == {"x": 1}
+    assert record.failures == []
+    assert record.commit_all() == [{"x": 1}]
 
 
 @pytest.mark.parametrize("call", ["save", "flush", "close"])
 def test_disk_full_while_saving(call, tmp_path):
     storage = FaultyStorage(tmp_path, failing={2, 3, 4})
     record = Record(storage)
-    record.writer.save({"x": 1})
-    record.writer.save({"x": 2})
+    record.save(1, {"x": 1})
+    record.save(2, {"x": 2})
     with pytest.raises(CheckpointWriteError) as caught:
-        getattr(record.writer, call)(*([{"x": 3}] if call == "save" else []))
+        getattr(record.writer, call)(*([3, Content({"x": 3})] if call == "save" else []))
     message = str(caught.value)
     assert record.store.path_of(2) in message
     assert "No space left on device" in message
@@ -208,67 +249,73 @@ def test_disk_full_while_saving(call, tmp_path):
     assert "Free space there" in message
     assert isinstance(caught.value.__cause__, OSError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == message
+    assert record.failures == [(2, message)]
+    assert record.commit_all() == [{"x": 1}]
+    record.store.discard(2)  # as the driver does, once a later one is complete
     assert os.listdir(tmp_path) == ["checkpoint_000001"]
-    assert load(record.store.path_of(1)) == {"x": 1}
+
+
+def test_disk_full_in_one_rank_leaves_the_parts_of_others(tmp_path):
+    first = Record(LocalStorage(tmp_path), token="same")
+    second = Record(FaultyStorage(tmp_path, failing={1, 2, 3}), rank=1, token="same")
+    first.save(1, {"x": 1})
+    first.writer.close()
+    second.writer.save(1, Content(own={"y": 1}))
+    with pytest.raises(CheckpointWriteError):
+        second.writer.close()
+    assert first.commit_all() == [{"x": 1}]
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == ["checkpoint_000001/checkpoint.json", "checkpoint_000001/state.json"]
 
 
 def test_writer_goes_on_after_an_error(tmp_path):
     record = Record(FaultyStorage(tmp_path, failing={1, 2, 3}))
-    record.writer.save({"x": 1})
+    record.save(1, {"x": 1})
     with pytest.raises(CheckpointWriteError):
         record.writer.flush()
     record.writer.flush()
-    assert record.writer.save({"x": 2}) == 2
+    record.save(2, {"x": 2})
     record.writer.close()
     assert record.ids == [2]
 
 
-def test_failed_write_with_a_directory_leaves_no_copy(tmp_path):
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "a").touch()
+def test_failed_write_with_a_directory_leaves_no_copy(tmp_path, mine):
     record = Record(FaultyStorage(tmp_path / "c", failing={1, 2, 3}))
-    record.writer.save({}, directory=mine)
+    record.save(1, {}, directory=mine)
     with pytest.raises(CheckpointWriteError):
         record.writer.close()
+    assert [path for path in (tmp_path / "c").rglob("*") if path.is_file()] == []
+    record.store.discard(1)
     assert os.listdir(tmp_path / "c") == []
 
 
+def test_disk_full_while_the_directory_is_copied(tmp_path, mine):
+    record = Record(FullForCopies(tmp_path / "c"))
+    with pytest.raises(CheckpointWriteError, match=r"after 1 attempt: .*No space left"):
+        record.save(1, {}, directory=mine)
+    record.save(1, {"x": 1})
+    record.writer.close()
+    assert record.commit_all() == [{"x": 1}]
+
+
 def test_taken_id_is_not_tried_again(tmp_path):
-    Record(LocalStorage(tmp_path)).store.commit(1, snapshot({}))
-    record = Record(LocalStorage(tmp_path))
-    record.writer.save({"x": "mine"})
-    with pytest.raises(CheckpointWriteError, match="exists already"):
+    url = f"memory://{tmp_path.name}"
+    CheckpointStore(url).write(1, snapshot({}))
+    record = Record(CheckpointStore(url).storage)
+    record.save(1, {"x": "mine"})
+    with pytest.raises(CheckpointWriteError, match="exists already: another run uses this folder"):
         record.writer.close()
     assert record.sleeps == []
+    assert [id for id, _ in record.failures] == [1]
     assert load(record.store.path_of(1)) == {}
 
 
-def test_old_checkpoint_cannot_be_deleted(tmp_path, caplog):
-    record = Record(UndeletableStorage(tmp_path), CheckpointStrategy(1))
-    record.writer.save({})
-    record.writer.save({})
-    record.writer.close()
-    assert [info.id for info in record.infos] == [1, 2]
-    assert "could not be deleted" in caplog.text
-
-
-def test_callback_that_raises_is_heard(tmp_path):
-    def on_commit(info):
+def test_listener_that_raises_is_heard(tmp_path):
+    def on_part(part):
         raise RuntimeError("the driver is gone")
 
-    writer = CheckpointWriter(CheckpointStore(tmp_path), CheckpointStrategy(), 1, on_commit)
-    writer.save({})
+    writer = PartWriter(CheckpointStore(tmp_path), 0, on_part)
+    writer.save(1, Content({}))
     with pytest.raises(RuntimeError, match="driver is gone"):
         writer.flush()
     writer.close()
-
-
-def test_ids_continue_after_a_restart(tmp_path):
-    first = Record(LocalStorage(tmp_path))
-    first.writer.save({})
-    first.writer.close()
-    second = Record(LocalStorage(tmp_path), first_id=first.store.next_id())
-    assert second.writer.save({}) == 2
-    second.writer.close()
-    assert second.ids == [1, 2]

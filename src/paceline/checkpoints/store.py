@@ -35,10 +35,10 @@ class CheckpointStore:
     to one run: ids are given, and old checkpoints pruned, by what is in it.
     """
 
-    def __init__(self, root: str | Path, storage: Storage | None = None, token: str = "0"):
-        """`token` is the attempt's, by which its drafts are told from those of others."""
+    def __init__(self, root: str | Path, storage: Storage | None = None, token: str | None = None):
+        """`token` is the attempt's, by which its drafts are told from those of others; by default a new one."""
         self.storage = storage or open_storage(root)
-        self._token = token
+        self._token = token or secrets.token_hex(4)
 
     @property
     def root(self) -> str:
@@ -109,7 +109,7 @@ class CheckpointStore:
             self.put(id, files)
             saved_at = time.time() if saved_at is None else saved_at
             return self.commit([Part(id, 0, iteration, saved_at, records, score)], world_size=1)
-        except OSError:
+        except BaseException:
             self.discard(id)
             raise
         finally:

@@ -53,6 +53,9 @@ class Ledger:
         self._last_done = first_id - 1
         self.failed: set[int] = set()
         """Checkpoints of which rank 0 could not write its part."""
+        self._failed_parts: set[tuple[int, int]] = set()
+        self._owners: set[int] = set()
+        """Ranks that have given something of their own, or meant to."""
         self._first_save: Part | None = None
         """Of rank 0."""
 
@@ -67,15 +70,20 @@ class Ledger:
         return bool(self._unknown and self._parts)
 
     def begin(self, rank: int, id: int) -> None:
-        """The rank has begun to write its part. It may have been faster than this message."""
+        """The rank has begun to write its part: it is rank 0, or has something of its own. It may have been faster than
+        this message, or have failed already."""
         self._count(rank, id)
-        if id > self._last_done and rank not in self._parts.get(id, {}):
+        if rank:
+            self._owners.add(rank)
+        if id > self._last_done and rank not in self._parts.get(id, {}) and (rank, id) not in self._failed_parts:
             self._writing.setdefault(id, set()).add(rank)
 
     def add(self, part: Part) -> None:
         """The part is durable. One that comes too late, from a rank that seemed not to save, is left out."""
         self._count(part.rank, part.id)
         self._writing.get(part.id, set()).discard(part.rank)
+        if part.has_own:
+            self._owners.add(part.rank)
         if part.rank == 0 and self._first_save is None:
             self._first_save = part
         if part.id > self._last_done:
@@ -85,8 +93,11 @@ class Ledger:
         """The part could not be written: this checkpoint will not be."""
         self._count(rank, id)
         self._writing.get(id, set()).discard(rank)
+        self._failed_parts.add((rank, id))
         if rank == 0:
             self.failed.add(id)
+        else:
+            self._owners.add(rank)
 
     def end(self, rank: int) -> None:
         self._ended.add(rank)
@@ -102,18 +113,22 @@ class Ledger:
 
     def take_complete(self, num_reports: Sequence[int]) -> list[Cut]:
         """Those that count from now on, oldest first; `num_reports` are the reports of this attempt, by rank."""
-        self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
-        if self._unknown:
-            return []
+        while self._unknown:
+            # one is enough to wait for; to ask all of them each time would make many ranks slow
+            rank = next(iter(self._unknown))
+            if not self._abstains(rank, num_reports):
+                return []
+            self._unknown.discard(rank)
         return self._take(id for id, parts in self._parts.items() if self._savers <= parts.keys())
 
     def take_salvage(self, num_reports: Sequence[int]) -> list[Cut]:
         """At the end of the attempt, when nothing more will come: those that are complete without the parts that are
         missing. A part is not missed if its rank had reported all steps up to the checkpoint, and no rank has anything
-        of its own in it: then the shared state, which is rank 0's, is all there is.
+        of its own in it, nor would this one have had: then the shared state, which is rank 0's, is all there is.
 
         Who has neither saved nor reported is taken for one that does not save, if rank 0 does not report either.
         """
+        self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
 
         def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
             if rank in parts or (rank in self._unknown and self._is_silent(rank, num_reports)):
@@ -121,7 +136,7 @@ class Ledger:
             if rank not in self._savers and rank not in self._unknown:
                 return True
             has_come_so_far = self._first_iteration + num_reports[rank] >= parts[0].iteration
-            return has_come_so_far and not any(part.has_own for part in parts.values())
+            return has_come_so_far and rank not in self._owners and not any(part.has_own for part in parts.values())
 
         return self._take(
             id

@@ -29,7 +29,9 @@ class Saved:
         self._request, self._strategy = request, request.checkpoint_strategy
         self._is_resumed = is_resumed
         self.is_in_memory = request.checkpoint_strategy.num_to_keep == 0
-        self._storage: Storage = MemoryStorage(root) if self.is_in_memory else open_storage(root)
+        place = open_storage(root)
+        # a name as workers read it: relative paths and file:// URLs are others by then
+        self._storage: Storage = MemoryStorage(place.root) if self.is_in_memory else place
         given = request.checkpoint if isinstance(request.checkpoint, str) else None
         self.relay = StorageRelay(self._storage, given)
         self.latest: CheckpointInfo | None = None
@@ -91,6 +93,8 @@ class Saved:
             try:
                 return self._store.commit(cut.parts, self._ledger.world_size)
             except FileExistsError as error:
+                if attempt > 1 and (info := self._committed(cut)) is not None:
+                    return info  # the try before had worked, and only the answer was lost
                 raise CheckpointWriteError(
                     f"The checkpoint {path} was not written, because it exists already: another run uses this folder. "
                     "Give each run its own storage_path."
@@ -100,6 +104,11 @@ class Saved:
                 reason = CheckpointWriteError(f"The checkpoint {path} could not be committed: {error}.")
         self._discard(cut.id)
         return reason
+
+    def _committed(self, cut: Cut) -> CheckpointInfo | None:
+        """What is there of it, if it is ours: nobody else has saved at that very moment."""
+        first = cut.parts[0]
+        return next((info for info in self._store.list() if (info.id, info.time) == (cut.id, first.time)), None)
 
     def _discard(self, id: int) -> None:
         try:

@@ -23,7 +23,7 @@ class FileRecord:
 
 class SourceFile(Protocol):
     """A file to be written: its name inside the checkpoint ("/" between folders), and its content, readable
-    repeatedly.
+    repeatedly. A chunk is good until the next one is asked for: the memory under it may be used again.
     """
 
     @property

@@ -55,7 +55,7 @@ class Storage(Protocol):
         """One small file. FileNotFoundError if it is not there."""
 
     def fetch(self, source: "str | Draft", files: Sequence[str]) -> Fetched:
-        """Files of a set, or of a draft by whoever knows that they are in it."""
+        """Files of a set, or of a draft by whoever knows that they are in it: those stay good when it is committed."""
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         """Phase one: adds files to a draft, durably. Writers of one draft use different names. After any error none

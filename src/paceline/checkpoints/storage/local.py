@@ -46,7 +46,20 @@ class LocalStorage:
             return opened.read(num_bytes)
 
     def fetch(self, source: str | Draft, files: Sequence[str]) -> Fetched:
-        return Fetched(self._folder(source), discard=_keep)
+        folder = self._folder(source)
+        if isinstance(source, str):
+            return Fetched(folder, discard=_keep)
+        workspace = self.workspace()  # not the draft itself: a commit moves it away from whoever still reads there
+        try:
+            for file in files:
+                target = workspace.path / "fetched" / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not _link(folder / file, target):
+                    shutil.copyfile(folder / file, target)
+        except BaseException:
+            workspace.close()
+            raise
+        return Fetched(workspace.path / "fetched", workspace.close)
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         self.make_root()
@@ -55,8 +68,8 @@ class LocalStorage:
         written: list[Path] = []
         try:
             for file in files:
+                _write_file(folder / file.name, file)
                 written.append(folder / file.name)
-                _write_file(written[-1], file)
         except BaseException:
             for path in written:
                 path.unlink(missing_ok=True)
@@ -64,6 +77,8 @@ class LocalStorage:
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         folder, target = self._folder(draft), self._root / draft.name
+        if (target / manifest.name).exists():  # first: the files of a draft that was committed are not there any more
+            raise FileExistsError(f"{target} exists already")
         for file in files:
             os.stat(folder / file)
         path = folder / manifest.name
@@ -128,12 +143,16 @@ class LocalStorage:
 
 def _write_file(path: Path, file: SourceFile) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(file, DiskFile) and _link(file.path, path):
-        _fsync(path)
-        return
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    is_linked = isinstance(file, DiskFile) and _link(file.path, path)
+    fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_linked else os.O_WRONLY | os.O_CREAT | os.O_EXCL), 0o666)
     try:
-        write_chunks(fd, file, _SYNC_EVERY_BYTES)
+        if is_linked:
+            os.fsync(fd)
+        else:
+            write_chunks(fd, file, _SYNC_EVERY_BYTES)
+    except BaseException:  # from here on the file is ours, and only now
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
 

@@ -49,7 +49,7 @@ class MemoryStorage:
         return Fetched(workspace.path / "fetched", workspace.close)
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
-        content = {file.name: b"".join(file.chunks()) for file in files}
+        content = {file.name: _content(file) for file in files}
         self._drafts.setdefault(draft, {}).update(content)
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
@@ -57,8 +57,8 @@ class MemoryStorage:
             raise FileExistsError(f"{self.path_of(draft.name)} exists already")
         for file in files:
             self._file(draft, file)
-        content = self._drafts.pop(draft)
-        self._sets[draft.name] = {**content, manifest.name: b"".join(manifest.chunks())}
+        self._sets[draft.name] = {**self._drafts.get(draft, {}), manifest.name: _content(manifest)}
+        self.discard(draft)
 
     def discard(self, draft: Draft) -> None:
         self._drafts.pop(draft, None)
@@ -82,3 +82,7 @@ class MemoryStorage:
         if content is None or file not in content:
             raise FileNotFoundError(f"{self._root}: {source} has no file {file}")
         return content[file]
+
+
+def _content(file: SourceFile) -> bytes:
+    return b"".join(bytes(chunk) for chunk in file.chunks())  # a chunk is good until the next one only

@@ -79,7 +79,8 @@ class StorageRelay:
         raise ValueError(f"the driver cannot {operation!r}")
 
     def _get(self, storage: _Ours, source: str | Draft, files: Sequence[str], offset: int) -> Any:
-        _entry(source.name if isinstance(source, Draft) else source)
+        for name in (source.name, source.token) if isinstance(source, Draft) else (source,):
+            _entry(name)
         return read_message(partial(storage.read_range, source), files, offset)
 
     def _receive(self, storage: _Ours, upload: str, pieces: Sequence[Piece]) -> None:
