@@ -146,7 +146,7 @@ class MakeRoom(SGDCallback):
             threading.Thread(target=self.wait, name="paceline-test-wait").start()
 
     def wait(self):
-        while not self.trainer._controller._attempt.has_room:
+        while not self.trainer._controller._attempt.facts.has_room:
             threading.Event().wait(0.01)
         self.path.touch()
 

@@ -7,12 +7,12 @@ import pytest
 
 from paceline.checkpoints.content.files import FileRecord
 from paceline.checkpoints.part import Part
-from paceline.recording.ledger import Ledger, SaveMismatch
+from paceline.recording.ledger import MOST_WAITING, SILENCE_OF_ALL_S, SILENCE_S, Ledger, SaveMismatch
 
 
-def part(id, rank, iteration=0, own=False):
+def part(id, rank, iteration=0, own=False, time=0.0):
     shared = (FileRecord("state.json", 1, 1),) if rank == 0 else ()
-    return Part(id, rank, iteration, 0.0, shared + ((FileRecord(f"ranks/{rank}/state.json", 1, 1),) if own else ()))
+    return Part(id, rank, iteration, time, shared + ((FileRecord(f"ranks/{rank}/state.json", 1, 1),) if own else ()))
 
 
 def ranks_of(cuts):
@@ -95,6 +95,45 @@ def test_nobody_reports_and_only_rank_0_saves():
     assert ranks_of(ledger.take_salvage([0, 0])) == {1: [0], 2: [0]}
 
 
+def test_nobody_reports_and_rank_0_has_saved_for_a_while():
+    ledger = Ledger(2, 1)
+    add(ledger, part(1, 0), part(2, 0, time=0.99 * SILENCE_OF_ALL_S))
+    assert ledger.take_complete([0, 0]) == []
+    ledger.add(part(3, 0, time=SILENCE_OF_ALL_S))
+    assert ranks_of(ledger.take_complete([0, 0])) == {1: [0], 2: [0], 3: [0]}
+    assert ledger.take_silent() == [], "as it should be: there is nothing to say"
+
+
+def test_rank_is_never_heard_of_while_rank_0_reports():
+    ledger = Ledger(3, 1)
+    add(ledger, part(1, 0, 1), part(2, 0, 2, time=0.99 * SILENCE_S))
+    assert ledger.take_complete([2, 0, 9]) == []
+    ledger.add(part(3, 0, 3, time=SILENCE_S))
+    assert ranks_of(ledger.take_complete([3, 0, 9])) == {1: [0], 2: [0], 3: [0]}
+    assert ledger.take_silent() == [1]
+    assert ledger.take_silent() == [], "said once"
+
+
+@pytest.mark.parametrize(("former_savers", "num_reports"), [([1], 0), ([], 1)])
+def test_rank_that_was_heard_of_is_waited_for(former_savers, num_reports):
+    ledger = Ledger(2, 1, former_savers=former_savers)
+    add(ledger, part(1, 0, 5), part(2, 0, 9, time=10 * SILENCE_S))
+    assert ledger.take_complete([9, num_reports]) == []
+
+
+def test_only_so_many_wait_for_a_slow_rank():
+    ledger = Ledger(2, 1)
+    ledger.add(part(1, 1))
+    add(ledger, *[part(id, 0) for id in range(1, MOST_WAITING + 4)])
+    assert ledger.take_lost() == [MOST_WAITING, MOST_WAITING + 1, MOST_WAITING + 2], "the newest but one, each time"
+    newest = MOST_WAITING + 3
+    assert ledger.find(MOST_WAITING) == (newest, {0: part(newest, 0)}), "who has saved it finds something newer"
+    add(ledger, *[part(id, 1) for id in range(2, newest + 1)])
+    assert list(ranks_of(ledger.take_complete([0, 0]))) == [*range(1, MOST_WAITING), newest]
+    assert ledger.take_lost() == []
+    assert ledger.mismatch() is None
+
+
 def test_nobody_reports_and_all_save():
     ledger = Ledger(2, 1)
     add(ledger, part(1, 0), part(1, 1))
@@ -108,7 +147,7 @@ def test_late_part_of_a_rank_that_seemed_not_to_save_is_left_out_and_later_ones_
     ledger.begin(1, 1)
     ledger.add(part(1, 1, 3))
     assert ledger.take_complete([3, 3]) == []
-    assert ledger.parts_of(1) == {}
+    assert ledger.find(1) is None
     assert not ledger.is_hopeful()
     ledger.add(part(2, 0, 4))
     assert ledger.take_complete([9, 9]) == []
@@ -165,16 +204,16 @@ def test_what_was_overtaken_is_lost_once():
     assert ledger.take_lost() == [], "nothing is lost as long as it can come"
     assert ranks_of(ledger.take_complete([0, 0])) == {3: [0, 1]}
     assert ledger.take_lost() == [1, 2]
-    assert ledger.parts_of(1) == {}
+    assert ledger.find(1) is None
 
 
 def test_parts_can_be_found_until_they_are_taken():
     ledger = Ledger(2, 1)
     ledger.add(part(1, 0))
-    assert ledger.parts_of(1) == {0: part(1, 0)}
+    assert ledger.find(1) == (1, {0: part(1, 0)})
     ledger.add(part(1, 1))
     ledger.take_complete([0, 0])
-    assert ledger.parts_of(1) == {}
+    assert ledger.find(1) is None
 
 
 # The attempt is over, and rank 1 is gone without its part.

@@ -3,13 +3,24 @@
 The n-th save of every rank that saves is its part of the n-th checkpoint. It counts when all of them are there, and so,
 as parts travel behind the reports made before them, all reports up to it. A rank need not save: it is known not to when
 it has ended without, or has reported further than rank 0 had when it saved for the first time. Until one or the other
-shows, the checkpoints of rank 0 wait for it.
+shows, the checkpoints of rank 0 wait for it; but not for ever for one that is never heard of, since a script that
+reports and saves on rank 0 alone would otherwise have no checkpoint until its end.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.checkpoints.part import Part
+
+SILENCE_S = 60.0
+"""For how long rank 0 has to have saved before a rank that neither reported nor saved meanwhile counts as one that does
+not save."""
+
+SILENCE_OF_ALL_S = 2.0
+"""The same where rank 0 does not report either, and so nothing can be learned from reports."""
+
+MOST_WAITING = 8
+"""Checkpoints of rank 0 that may wait for slower ranks. Each is a copy of the shared state on storage."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,11 @@ class Ledger:
         self._owners: set[int] = set()
         """Ranks that have given something of their own, or meant to."""
         self._first_save: Part | None = None
+        self._last_save: Part | None = None
         """Of rank 0."""
+        self._given_up: set[int] = set()
+        self._to_drop: list[int] = []
+        self._silent: list[int] = []
 
     @property
     def savers(self) -> frozenset[int]:
@@ -75,7 +90,8 @@ class Ledger:
         self._count(rank, id)
         if rank:
             self._owners.add(rank)
-        if id > self._last_done and rank not in self._parts.get(id, {}) and (rank, id) not in self._failed_parts:
+        is_told = rank in self._parts.get(id, {}) or (rank, id) in self._failed_parts
+        if id > self._last_done and not is_told and id not in self._given_up:
             self._writing.setdefault(id, set()).add(rank)
 
     def add(self, part: Part) -> None:
@@ -84,10 +100,11 @@ class Ledger:
         self._writing.get(part.id, set()).discard(part.rank)
         if part.has_own:
             self._owners.add(part.rank)
-        if part.rank == 0 and self._first_save is None:
-            self._first_save = part
-        if part.id > self._last_done:
+        if part.rank == 0:
+            self._first_save, self._last_save = self._first_save or part, part
+        if part.id > self._last_done and part.id not in self._given_up:
             self._parts.setdefault(part.id, {})[part.rank] = part
+            self._give_up_excess()
 
     def fail(self, rank: int, id: int) -> None:
         """The part could not be written: this checkpoint will not be."""
@@ -119,6 +136,8 @@ class Ledger:
             if not self._abstains(rank, num_reports):
                 return []
             self._unknown.discard(rank)
+            if self._is_unheard_of(rank, num_reports) and not self._nobody_reports(rank, num_reports):
+                self._silent.append(rank)
         return self._take(id for id, parts in self._parts.items() if self._savers <= parts.keys())
 
     def take_salvage(self, num_reports: Sequence[int]) -> list[Cut]:
@@ -131,8 +150,10 @@ class Ledger:
         self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
 
         def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
-            if rank in parts or (rank in self._unknown and self._is_silent(rank, num_reports)):
+            if rank in parts:
                 return True
+            if self._is_unheard_of(rank, num_reports) and self._nobody_reports(rank, num_reports):
+                return rank in self._unknown
             if rank not in self._savers and rank not in self._unknown:
                 return True
             has_come_so_far = self._first_iteration + num_reports[rank] >= parts[0].iteration
@@ -144,13 +165,31 @@ class Ledger:
             if 0 in parts and all(can_do_without(rank, parts) for rank in range(self.world_size))
         )
 
+    def _give_up_excess(self) -> None:
+        """Where a rank is far behind, not every checkpoint of rank 0 can wait for it: the oldest ones, which it reaches
+        first, and the newest do."""
+        waiting = sorted(id for id, parts in self._parts.items() if 0 in parts)
+        if len(waiting) > MOST_WAITING:
+            self._given_up.add(waiting[-2])
+            self._drop(waiting[-2])
+
+    def _drop(self, id: int) -> None:
+        self._parts.pop(id, None)
+        self._writing.pop(id, None)
+        self._to_drop.append(id)
+
     def take_lost(self) -> list[int]:
-        """The ids of checkpoints that were begun and will never be complete, as a later one is."""
-        lost = [id for id in {*self._parts, *self._writing} if id <= self._last_done]
-        for id in lost:
-            self._parts.pop(id, None)
-            self._writing.pop(id, None)
-        return sorted(lost)
+        """The ids of checkpoints that were begun and will never be: a later one is complete, or too many waited."""
+        for id in {*self._parts, *self._writing}:
+            if id <= self._last_done:
+                self._drop(id)
+        lost, self._to_drop = sorted(self._to_drop), []
+        return lost
+
+    def take_silent(self) -> list[int]:
+        """Ranks that, since the last time, have come to be taken for such as do not save because they are silent."""
+        silent, self._silent = self._silent, []
+        return silent
 
     def is_hopeful(self, gone: Iterable[int] = ()) -> bool:
         """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
@@ -161,8 +200,13 @@ class Ledger:
             if writing
         )
 
-    def parts_of(self, id: int) -> dict[int, Part]:
-        return self._parts.get(id, {})
+    def find(self, id: int) -> tuple[int, dict[int, Part]] | None:
+        """The parts that make up this checkpoint so far, or the next one that was not given up, once rank 0's is among
+        them."""
+        wanted = min((one for one, parts in self._parts.items() if one >= id and 0 in parts), default=None)
+        if wanted is None or (wanted != id and id not in self._given_up):
+            return None
+        return wanted, self._parts[wanted]
 
     def mismatch(self) -> SaveMismatch | None:
         """Known as soon as one rank that saves has ended and another has saved more often. Asked after every event."""
@@ -173,13 +217,20 @@ class Ledger:
     def _abstains(self, rank: int, num_reports: Sequence[int]) -> bool:
         if rank in self._ended:
             return True
-        first = self._first_save
-        return first is not None and self._first_iteration + num_reports[rank] > first.iteration
+        first, last = self._first_save, self._last_save
+        if first is None or last is None:
+            return False
+        if self._first_iteration + num_reports[rank] > first.iteration:
+            return True
+        patience_s = SILENCE_OF_ALL_S if self._nobody_reports(rank, num_reports) else SILENCE_S
+        return self._is_unheard_of(rank, num_reports) and last.time - first.time >= patience_s
 
-    def _is_silent(self, rank: int, num_reports: Sequence[int]) -> bool:
-        first = self._first_save
-        nobody_reports = first is not None and first.iteration == self._first_iteration and not num_reports[rank]
-        return nobody_reports and rank not in self._former_savers
+    def _is_unheard_of(self, rank: int, num_reports: Sequence[int]) -> bool:
+        return not num_reports[rank] and rank not in self._ended and rank not in self._former_savers
+
+    def _nobody_reports(self, rank: int, num_reports: Sequence[int]) -> bool:
+        last = self._last_save
+        return last is not None and last.iteration == self._first_iteration and not num_reports[rank]
 
     def _take(self, ids: Iterable[int]) -> list[Cut]:
         cuts = [Cut(id, tuple(self._parts[id][rank] for rank in sorted(self._parts[id]))) for id in sorted(ids)]

@@ -9,6 +9,7 @@ Whoever feeds it decides what is tried and when it ends; here nothing is decided
 feeds it from many, a loop on rank 0 from its own process.
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from paceline.recording.gather import Gather, Mismatch, Report
 from paceline.recording.ledger import Cut, SaveMismatch
 from paceline.recording.saved import Saved
 from paceline.runs import RunFolder, RunRequest
+
+logger = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -92,6 +95,7 @@ class Recorder:
             case "part":
                 self.saved.ledger.add(value)
                 self._commit_complete()
+                self.saved.drop_lost()
             case "save_failed":
                 id, reason = value
                 self.saved.ledger.fail(rank, id)
@@ -151,6 +155,8 @@ class Recorder:
 
     def _commit_complete(self) -> None:
         self._commit(self.saved.ledger.take_complete(self._gather.counts))
+        for rank in self.saved.ledger.take_silent():
+            logger.warning("Rank %d neither reports nor saves, while rank 0 does: checkpoints do without it.", rank)
 
     def _commit(self, cuts: Sequence[Cut]) -> None:
         if not cuts:

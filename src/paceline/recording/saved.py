@@ -80,8 +80,7 @@ class Saved:
         """Make checkpoints of them, drop what they have overtaken, and prune. For each, what it is now or why not."""
         results = [self._commit_one(cut) for cut in cuts]
         committed = [info for info in results if isinstance(info, CheckpointInfo)]
-        for id in self._ledger.take_lost() if cuts else ():
-            self._discard(id)
+        self.drop_lost()
         if committed:
             self.latest = committed[-1]
             self._prune()
@@ -102,6 +101,7 @@ class Saved:
             except OSError as error:
                 logger.warning("Committing %s failed (%s), attempt %d of %d", path, error, attempt, _NUM_ATTEMPTS)
                 reason = CheckpointWriteError(f"The checkpoint {path} could not be committed: {error}.")
+        self._ledger.failed.add(cut.id)
         self._discard(cut.id)
         return reason
 
@@ -109,6 +109,11 @@ class Saved:
         """What is there of it, if it is ours: nobody else has saved at that very moment."""
         first = cut.parts[0]
         return next((info for info in self._store.list() if (info.id, info.time) == (cut.id, first.time)), None)
+
+    def drop_lost(self) -> None:
+        """Delete what was put for checkpoints that will never be."""
+        for id in self._ledger.take_lost():
+            self._discard(id)
 
     def _discard(self, id: int) -> None:
         try:
@@ -131,11 +136,12 @@ class Saved:
             return CommittedFound(self.latest.path)
         if id in self._ledger.failed:
             return CheckpointNotFoundError(
-                f"{self._store.path_of(id)} was not saved: rank 0 could not write it. It will say why."
+                f"{self._store.path_of(id)} was not saved: it could not be written. The rank, or the driver, says why."
             )
-        parts = self._ledger.parts_of(id)
-        if 0 not in parts:
+        found = self._ledger.find(id)
+        if found is None:
             return None
+        id, parts = found
         files = {record for part in (parts[0], parts.get(rank)) if part is not None for record in part.files}
         return DraftFound(
             id, self._store.draft_of(id), tuple(files), self._ledger.world_size, tuple(sorted({0, rank} & parts.keys()))
