@@ -8,13 +8,13 @@ import pytest
 
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy, load, open_storage, snapshot
 from paceline.checkpoints.content.files import CHUNK_BYTES, MemoryFile
+from paceline.checkpoints.reading import load_through
 from paceline.checkpoints.storage.base import Draft
 from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
 from paceline.checkpoints.storage.local import LocalStorage
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
 from paceline.checkpoints.storage.relayed import RelayedStorage
-from paceline.checkpoints.store import load_through
 from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
 
 MANIFEST = MemoryFile("checkpoint.json", [b"{}"])

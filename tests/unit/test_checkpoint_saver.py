@@ -9,9 +9,9 @@ import pytest
 
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy, load, snapshot
 from paceline.checkpoints.part import CommittedFound, DraftFound
+from paceline.checkpoints.reading import load_through
 from paceline.checkpoints.storage.landmark import open_in_worker
 from paceline.checkpoints.storage.local import LocalStorage
-from paceline.checkpoints.store import load_through
 from paceline.errors import (
     ArgumentError,
     CheckpointDamagedError,

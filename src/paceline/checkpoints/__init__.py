@@ -5,8 +5,9 @@ Importing this loads neither torch nor NumPy nor fsspec; a value or a URL that n
 
 from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
 from paceline.checkpoints.content.snapshot import Buffers, Snapshot, copy_of, snapshot
+from paceline.checkpoints.reading import copy, load, read_info
 from paceline.checkpoints.storage.base import Storage, open_storage
-from paceline.checkpoints.store import CheckpointStore, copy, load, read_info
+from paceline.checkpoints.store import CheckpointStore
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
 
 __all__ = [

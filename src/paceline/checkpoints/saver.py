@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from paceline.checkpoints.checkpoint import Checkpoint
 from paceline.checkpoints.part import DraftFound, Found
+from paceline.checkpoints.reading import load_draft, load_through
 from paceline.checkpoints.storage.base import Storage
-from paceline.checkpoints.store import CheckpointStore, load_draft, load_through
+from paceline.checkpoints.store import CheckpointStore
 from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.checkpoints.writer import Content, PartWriter
 from paceline.errors import CheckpointNotFoundError

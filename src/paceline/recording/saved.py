@@ -7,12 +7,12 @@ from typing import Any
 
 from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore, CheckpointStrategy
 from paceline.checkpoints.part import CommittedFound, DraftFound, Found
+from paceline.checkpoints.reading import load_through
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.storage.landmark import Landmark
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
-from paceline.checkpoints.store import load_through
 from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
 from paceline.recording.ledger import Cut, Ledger
 from paceline.runs.request import RunRequest

@@ -1,0 +1,170 @@
+"""Reading checkpoints from wherever they are, after checking every byte. Runs no code from them."""
+
+import atexit
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
+from paceline.checkpoints.content.files import DiskFile, FileRecord
+from paceline.checkpoints.content.snapshot import FILES_DIR, STATE_FILE, rank_dir, read_state, verify
+from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged
+from paceline.checkpoints.part import DraftFound
+from paceline.checkpoints.storage.base import Draft, Fetched, Storage, open_storage, split_path
+from paceline.checkpoints.store import CheckpointStore, commit_draft
+from paceline.errors import CheckpointNotFoundError
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Reads a checkpoint from a path or URL into memory, on the CPU, after checking every byte. Runs no code
+    from it.
+
+    CheckpointNotFoundError if there is none (the message says what is there), CheckpointDamagedError if a
+    file is not what was written.
+    """
+    return load_through(open_storage, path)
+
+
+def load_through(
+    opener: Callable[[str | Path], Storage], path: str | Path, rank: int | None = None, world_size: int | None = None
+) -> Checkpoint:
+    """As `load`, for a process that has its own way to the folder; for a rank, if one is given, with its own part when
+    there were as many ranks as there are now."""
+    storage, name, manifest = _open(path, opener)
+    keeps_rank = world_size == manifest.world_size and rank in manifest.ranks
+    with _explain_missing_files(storage, name):
+        return _read(storage, name, manifest.files, manifest.world_size, rank if keeps_rank else None)
+
+
+def load_draft(storage: Storage, found: DraftFound, rank: int) -> Checkpoint:
+    """What this run has just saved and the driver has not committed yet. FileNotFoundError once it has, or when it was
+    given up."""
+    return _read(storage, found.draft, found.files, found.world_size, rank)
+
+
+def _read(
+    storage: Storage, source: str | Draft, records: Sequence[FileRecord], world_size: int, rank: int | None
+) -> Checkpoint:
+    path = storage.path_of(source.name if isinstance(source, Draft) else source)
+    users = [record for record in records if record.name.startswith(f"{FILES_DIR}/")]
+    parts = _StoredParts(storage, source, records, world_size, path)
+    fetched = _fetch(storage, source, [record for record in records if "/" not in record.name], path)
+    try:
+        state = read_state(fetched.path, path)
+    finally:
+        fetched.discard()
+    directory = None
+    if users:
+        kept = _fetch(storage, source, users, path)
+        # until the process ends, not until the Checkpoint is dropped: load(...).directory alone must stay good
+        atexit.register(kept.discard)
+        directory = kept.path / FILES_DIR
+    checkpoint = Checkpoint(state, path=path, directory=directory)
+    checkpoint.attach(parts, rank)
+    return checkpoint
+
+
+@dataclass(frozen=True)
+class _StoredParts:
+    """See `Parts`."""
+
+    storage: Storage
+    source: str | Draft
+    records: Sequence[FileRecord]
+    world_size: int
+    path: str
+
+    def read(self, rank: int) -> dict[str, Any] | None:
+        folder = rank_dir(rank)
+        records = [record for record in self.records if record.name.startswith(folder)]
+        if not records:
+            return None
+        fetched = _fetch(self.storage, self.source, records, self.path)
+        try:
+            return read_state(fetched.path / folder, self.path)
+        finally:
+            fetched.discard()
+
+
+def read_info(path: str | Path) -> CheckpointInfo:
+    """What `CheckpointStore.list` says about one checkpoint, from its path or URL. Raises as `load` does."""
+    storage, name, manifest = _open(path, open_storage)
+    return manifest.info(storage.path_of(name))
+
+
+def copy(path: str | Path, target: str | Path) -> CheckpointInfo:
+    """Copies a checkpoint, after checking every byte, to another path or URL, where there may be an empty folder at
+    most. On one disk the files are linked. Raises as `load` does.
+    """
+    source, name, manifest = _open(path, open_storage)
+    root, target_name = split_path(target)
+    storage = open_storage(root)
+    with _explain_missing_files(source, name):
+        fetched = _fetch(source, name, manifest.files, source.path_of(name))
+    draft = Draft(target_name, secrets.token_hex(4))
+    try:
+        storage.put(draft, [DiskFile(record.name, fetched.path / record.name) for record in manifest.files])
+        commit_draft(storage, draft, manifest)
+    except BaseException:
+        storage.discard(draft)
+        raise
+    finally:
+        fetched.discard()
+    return manifest.info(storage.path_of(target_name))
+
+
+def _open(path: str | Path, opener: Callable[[str | Path], Storage]) -> tuple[Storage, str, Manifest]:
+    root, name = split_path(path)
+    storage = opener(root)
+    try:
+        data = storage.read(name, MANIFEST_FILE)
+    except FileNotFoundError as error:
+        nearby = _what_is_there(path, root, opener)
+        raise CheckpointNotFoundError(f"There is no checkpoint at {path}: {nearby}") from error
+    return storage, name, Manifest.from_bytes(data, storage.path_of(name))
+
+
+def _fetch(storage: Storage, source: str | Draft, records: Sequence[FileRecord], path: str) -> Fetched:
+    fetched = storage.fetch(source, [record.name for record in records])
+    try:
+        verify(fetched.path, records, path)
+    except BaseException:
+        fetched.discard()
+        raise
+    return fetched
+
+
+@contextmanager
+def _explain_missing_files(storage: Storage, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        try:
+            storage.read(name, MANIFEST_FILE)
+        except FileNotFoundError:
+            raise CheckpointNotFoundError(
+                f"{storage.path_of(name)} was deleted while it was being loaded. "
+                "To keep more checkpoints, raise num_to_keep."
+            ) from error
+        raise damaged(storage.path_of(name), Path(str(error.filename or error)).name, "it is missing") from error
+
+
+def _what_is_there(path: str | Path, root: str, opener: Callable[[str | Path], Storage]) -> str:
+    """For a path that is no checkpoint: the checkpoints in it, if it is a run or a folder of them, or else
+    beside it.
+    """
+    inside = opener(path)
+    for storage in (inside, opener(inside.path_of("checkpoints")), opener(root)):
+        store = CheckpointStore(storage.root, storage)
+        if infos := store.list():
+            shown = ", ".join(info.path for info in infos[-5:])
+            dots = "…, " if len(infos) > 5 else ""
+            return f"load one of the {len(infos)} checkpoints in {store.root}: {dots}{shown}"
+    if STATE_FILE in inside.names():
+        return f"it has no {MANIFEST_FILE}, so it was never finished."
+    if inside.names():
+        return "the folder exists, but holds no checkpoints."
+    return "nor is there another one in it or beside it."
