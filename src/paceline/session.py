@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline import frameworks
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import Checkpoint
 from paceline.checkpoints.checkpoint import PER_RANK
@@ -23,13 +22,11 @@ from paceline.checkpoints.saver import Saver, Start
 from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.runs.request import RunRequest
-from paceline.workers import parcel
 from paceline.workers.base import Place, Wire, place_from_environ
 from paceline.workers.reports import pack
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = frozenset((int, float, str, bool, type(None)))
 _ALONE = Place()
 
 
@@ -93,7 +90,7 @@ class Session:
         if self._request.detailed_metrics:
             self._total_s += metrics.get("_time_this_iter_s", elapsed_s)
             metrics |= _detailed(self._total_s)
-        self._wire.report(pack(metrics, time.time(), elapsed_s, self._iteration, _pickled))
+        self._wire.report(pack(metrics, time.time(), elapsed_s, self._iteration))
         if self._request.in_step:
             self._wire.ask("turn", self._iteration)
             self._last_report = time.perf_counter()
@@ -334,38 +331,6 @@ def _notice(name: str) -> None:
         _noticed = True
         if world_rank() == 0:
             logger.warning("%s() was called outside a Paceline run: going on, but nothing is recorded.", name)
-
-
-def _plain(value: Any) -> Any:
-    """Tensors as numbers or arrays: the driver need not have the framework, nor this worker's GPU."""
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
-    return frameworks.plain(value)
-
-
-def _pickled(report: tuple[dict[str, Any], float, float, int]) -> bytes:
-    """For metrics that are more than plain values."""
-    metrics = {key: _plain(value) for key, value in report[0].items()}
-    try:
-        return parcel.dumps((metrics, *report[1:]))
-    except Exception as error:
-        for key, value in metrics.items():
-            _check_sendable(key, value)
-        raise ArgumentTypeError(f"These metrics cannot be sent to the driver ({error}).") from error
-
-
-def _check_sendable(key: str, value: Any) -> None:
-    try:
-        parcel.dumps(value)
-    except Exception as error:
-        raise ArgumentTypeError(
-            f"report({key}=...): a {type(value).__qualname__} cannot be sent to the driver "
-            f"({type(error).__name__}: {error}). Report numbers, text, arrays or tensors."
-        ) from error
 
 
 def _detailed(total_s: float) -> dict[str, Any]:

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import frameworks, registry, session
+from paceline import frameworks, registry
 from paceline.checkpoints import CheckpointStore, copy_of, load, snapshot
 from paceline.errors import CheckpointValueError
 from paceline.frameworks import Framework, generators, numpy_arrays
 from paceline.workers import parcel
 from paceline.workers.base import Place, Preload
 from paceline.workers.local import LocalEngine, worker_environ
+from paceline.workers.reports import plain
 
 
 @dataclass
@@ -145,9 +146,9 @@ def test_values_are_known_by_their_class_and_by_what_it_derives_from(framework, 
 
 def test_values_are_plain_for_the_driver(framework, samples):
     for value, expected in samples.plain_forms:
-        plain = session._plain({"nested": [value]})["nested"][0]
-        assert type(plain) is type(expected)
-        np.testing.assert_array_equal(plain, expected, strict=True)
+        seen = plain({"nested": [value]})["nested"][0]
+        assert type(seen) is type(expected)
+        np.testing.assert_array_equal(seen, expected, strict=True)
     for value in samples.small_values:
         assert framework.plain(value) is value
 
@@ -323,7 +324,7 @@ def toy(monkeypatch):
 
 
 def test_one_line_in_the_registry_is_enough(toy, there_and_back):
-    assert session._plain(toy) is toy.numbers
+    assert plain(toy) is toy.numbers
     assert type(parcel.loads(parcel.dumps({"x": toy}))["x"]) is np.ndarray
     back = there_and_back({"x": toy})["x"]
     assert isinstance(back, ToyArray)

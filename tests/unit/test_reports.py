@@ -1,7 +1,5 @@
 """Reports as bytes: plain values take the short way, everything else arrives all the same."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from paceline.workers.reports import ReportReader, pack, unpack
 
 
 def packed(metrics, iteration=1):
-    return pack(metrics, 12.7, 0.5, iteration, pickle.dumps)
+    return pack(metrics, 12.7, 0.5, iteration)
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,23 @@ marshal knows where a value ends.
 import io
 import marshal
 import pickle
-from collections.abc import Callable
 from typing import Any
+
+from paceline import frameworks
+from paceline.errors import ArgumentTypeError
+from paceline.workers import parcel
 
 Report = dict[str, Any]
 
 _PLAIN = frozenset((int, float, str, bool, type(None)))
 
 
-def pack(metrics: Report, timestamp: float, elapsed_s: float, iteration: int, pickled: Callable[[Any], bytes]) -> bytes:
-    """`pickled` is asked for whatever is not a plain number or text: marshal would take an array for its bytes."""
+def pack(metrics: Report, timestamp: float, elapsed_s: float, iteration: int) -> bytes:
+    """Whatever is not a plain number or text is pickled: marshal would take an array for its bytes. ArgumentTypeError
+    names a metric that cannot be sent."""
     if _PLAIN.issuperset(map(type, metrics.values())):
         return marshal.dumps((metrics, timestamp, elapsed_s, iteration))
-    return marshal.dumps(pickled((metrics, timestamp, elapsed_s, iteration)))
+    return marshal.dumps(_pickled((metrics, timestamp, elapsed_s, iteration)))
 
 
 def unpack(packed: bytes) -> Report:
@@ -56,3 +60,35 @@ def _stamped(item: Any) -> Report:
     metrics["_training_iteration"] = iteration
     report: Report = metrics
     return report
+
+
+def plain(value: Any) -> Any:
+    """Tensors as numbers or arrays: the driver need not have the framework, nor this worker's GPU."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    return frameworks.plain(value)
+
+
+def _pickled(report: tuple[dict[str, Any], float, float, int]) -> bytes:
+    """For metrics that are more than plain values."""
+    metrics = {key: plain(value) for key, value in report[0].items()}
+    try:
+        return parcel.dumps((metrics, *report[1:]))
+    except Exception as error:
+        for key, value in metrics.items():
+            _check_sendable(key, value)
+        raise ArgumentTypeError(f"These metrics cannot be sent to the driver ({error}).") from error
+
+
+def _check_sendable(key: str, value: Any) -> None:
+    try:
+        parcel.dumps(value)
+    except Exception as error:
+        raise ArgumentTypeError(
+            f"report({key}=...): a {type(value).__qualname__} cannot be sent to the driver "
+            f"({type(error).__name__}: {error}). Report numbers, text, arrays or tensors."
+        ) from error

@@ -86,7 +86,10 @@ class FsspecStorage:
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         with _as_os_errors(self.path_of(draft.name)):
             fs, root = self._open()
-            self._refuse_committed(fs, root, draft.name)
+            if self._is_committed(fs, root, draft.name):
+                if any(fs.exists(f"{root}/{draft.name}/{file.name}") for file in files):
+                    raise FileExistsError(f"{self.path_of(draft.name)} exists already")
+                return  # it was committed without these, and so nobody will ask for them
             try:
                 for file in files:
                     _upload(fs, f"{root}/{draft.name}/{file.name}", file)
