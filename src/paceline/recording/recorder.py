@@ -12,6 +12,7 @@ feeds it from many, a loop on rank 0 from its own process.
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from paceline.callbacks.dispatch import CallbackList
@@ -138,15 +139,14 @@ class Recorder:
         self.callbacks.handle_restart(self.attempt, reason, cause=cause)
 
     def close(self, state: str, reason: str | None, error: BaseException | None) -> None:
-        """The run has ended so. Callbacks learn it first, and readers of the folder last."""
-        try:
+        """The run has ended so. Callbacks learn it first, and readers of the folder last, whatever goes wrong here."""
+        with ExitStack() as stack:
+            stack.callback(self.folder.close)
+            stack.callback(self.folder.set_state, state, reason=reason)
+            stack.callback(self.callbacks.finish_training, error=state == "FAILED", exception=error, status=state)
+            stack.callback(self.folder.record_event, "end", state=state, reason=reason)
+            stack.callback(self.saved.close)
             self.settle()
-            self.saved.close()
-            self.folder.record_event("end", state=state, reason=reason)
-            self.callbacks.finish_training(error=state == "FAILED", exception=error, status=state)
-        finally:
-            self.folder.set_state(state, reason=reason)
-            self.folder.close()
 
     def _deliver(self, step: list[Report]) -> None:
         self.folder.record_step(step[0]["_training_iteration"], self.attempt, step)
