@@ -5,6 +5,7 @@ import pickle
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -57,16 +58,30 @@ def ray_cluster():
 
 
 @pytest.fixture(scope="module", params=["local", "ray"])
-def warm(request):
+def warm(request, lasts):
     """One group of two torch workers on each engine, for all tests of a module that can share it."""
     engine = request.param
     if engine == "ray":
         request.getfixturevalue("ray_cluster")
         engine = RayEngine(spare_workers=1)
-    with Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine) as trainer:
-        _long_lived.append(trainer)
+    with (
+        Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine) as trainer,
+        lasts(trainer),
+    ):
         yield trainer
+
+
+@pytest.fixture(scope="session")
+def lasts():
+    """Makes a block in which the workers of a Trainer may outlive a test: for fixtures that are called `warm`."""
+
+    @contextmanager
+    def lasts(trainer):
+        _long_lived.append(trainer)
+        yield
         _long_lived.remove(trainer)
+
+    return lasts
 
 
 _long_lived = []

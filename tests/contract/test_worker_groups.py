@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from paceline import registry
-from paceline.errors import TrainFunctionError
+from paceline.errors import StackDumpError, TrainFunctionError
 from paceline.workers import resolve_engine
 from paceline.workers.base import (
     Asked,
@@ -157,6 +157,8 @@ def test_close_is_idempotent(group):
     group.close()
     group.close()
     assert not group.healthy()
+    with pytest.raises(StackDumpError, match="no workers"):
+        group.stacks()
 
 
 def test_worker_is_killed(process_group):

@@ -7,7 +7,6 @@ otherwise, are found out. (wandb's own service process is outside this watch.)
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from wandb_file import read_wandb_file
 
 SOURCE_DIR = Path(__file__).parents[2] / "src"
 
@@ -226,25 +226,6 @@ def wandb_records(run_dir):
 
 def wandb_files(run_dir):
     return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"))
-
-
-def read_wandb_file(path):
-    """From wandb's own format, a LevelDB log."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, position, record, records = path.read_bytes(), 7, b"", []
-    while position + 7 <= len(data):
-        room = 32768 - position % 32768
-        if room < 7:
-            position += room
-            continue
-        length, kind = struct.unpack_from("<HB", data, position + 4)
-        record += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
-            records.append(wandb_internal_pb2.Record.FromString(record))
-            record = b""
-    return records
 
 
 def wandb_history(records):

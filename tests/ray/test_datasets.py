@@ -176,14 +176,6 @@ def test_elastic_group_grows_and_the_data_is_cut_again(tmp_path, ray_cluster, ra
     assert sorted(shards[0] + shards[1]) == list(range(12))
 
 
-def test_shards_that_are_closed_cannot_be_read(ray_data):
-    source = resolve_dataset(ray_data.range(12))
-    shards = source.cut([WorkerInfo(Place(), 0, "here")])
-    source.close()
-    with pytest.raises(Exception, match="actor"):
-        ids_of(shards[0])
-
-
 # --- where the workers live ------------------------------------------------------------------------------------------
 
 

@@ -77,15 +77,6 @@ def test_paths_are_unknown_before_a_run():
     assert callback.log_path is None
 
 
-def test_one_callback_serves_two_runs(tmp_path):
-    callback = JsonLoggerCallback()
-    for run in ("run_001", "run_002"):
-        callback.start_training(str(tmp_path / run), {}, world_size=1)
-        callback.handle_result([{"run": run}])
-        callback.finish_training()
-        assert json.loads((tmp_path / run / "results.json").read_text()) == [[{"run": run}]]
-
-
 def test_rank_out_of_range_before_anything_is_written(tmp_path):
     with pytest.raises(ArgumentError, match="asks for rank 2, but this run has 2 workers: ranks 0 to 1"):
         started(tmp_path, workers_to_log=2)

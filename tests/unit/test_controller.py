@@ -7,7 +7,7 @@ from paceline import BackendConfig, SGDCallback, Trainer
 from paceline.backends.torch import TorchConfig
 from paceline.errors import ReportMismatchError, SaveMismatchError, WorkersLostError
 from paceline.recording.gather import Gather
-from paceline.testing import KnownModel, ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves
+from paceline.testing import KnownModel, ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves, unheard
 from paceline.workers.base import Raised, Sent
 
 
@@ -181,6 +181,19 @@ def test_checkpoint_waits_for_a_rank_that_is_behind():
     run_folder = newest_run()
     assert [event["id"] for event in run_folder.events if event["kind"] == "checkpoint"] == [1]
     assert run_folder.metrics[["step", "rank"]].values.tolist() == [[s, r] for s in (1, 2, 3) for r in (0, 1)]
+
+
+def test_checkpoint_that_was_sent_when_the_workers_are_ended_counts():
+    starts = []
+
+    def resumed(start):
+        starts.append(start.iteration)
+        return [[returns(1)], [returns(2)]]
+
+    first = [[*reports(1), note, *unheard(saves(1, 1))], [*reports(1), dies()]]
+    engine = ScriptedEngine([first, resumed], size=2)
+    Trainer(backend=BackendConfig(), num_workers=2, engine=engine, logdir="scripted").run(lambda: None)
+    assert starts == [1]
 
 
 def test_ranks_save_unequally():

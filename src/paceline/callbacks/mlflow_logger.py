@@ -127,8 +127,8 @@ class MLflowLoggerCallback(SGDCallback):
             if self._save_artifact:
                 self._send_checkpoints()
         finally:
-            self._client.set_terminated(self._mlflow_run_id, _STATUS.get(status, "FAILED"))
-            self._client = None
+            client, self._client = self._client, None  # first: a store that is gone must not be asked again
+            client.set_terminated(self._mlflow_run_id, _STATUS.get(status, "FAILED"))
 
     def _find_run(self, mlflow_run_id: str | None) -> Any:
         """The run of an earlier driver, running again; None if there is none any more."""

@@ -2,7 +2,7 @@
 and a model with known losses."""
 
 from paceline.testing.known_model import KnownModel
-from paceline.testing.scripted import ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves
+from paceline.testing.scripted import ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves, unheard
 from paceline.testing.worker import RecordingWire, as_worker, make_session
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "reports",
     "returns",
     "saves",
+    "unheard",
 ]

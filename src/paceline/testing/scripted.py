@@ -18,6 +18,7 @@ from paceline.checkpoints.part import Part
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.base import open_storage
 from paceline.checkpoints.store import CheckpointStore
+from paceline.errors import StackDumpError, WorkerStartError
 from paceline.session import Task
 from paceline.workers.base import (
     Asked,
@@ -88,11 +89,26 @@ def saves(id: int, iteration: int, own: bool = False) -> Line:
 
 
 def asks(topic: str, value: Any = None) -> Line:
+    """The worker goes on with its script when it is answered."""
     return lambda rank: Asked(rank, 1, topic, value)
 
 
 def dies(reason: str = "was killed by SIGKILL") -> Line:
     return lambda rank: Died(rank, reason)
+
+
+@dataclass(frozen=True)
+class Unheard:
+    line: Line
+
+    def __call__(self, rank: int) -> Event | PartSaved:
+        return self.line(rank)
+
+
+def unheard(*lines: Line) -> list[Line]:
+    """What the worker has already sent when the line before is heard: each poll hands over one of them, as ever, and an
+    abort what is left. Of other lines, an abort finds nothing: the worker had not come so far."""
+    return [Unheard(line) for line in lines]
 
 
 class ScriptedEngine:
@@ -119,12 +135,19 @@ class ScriptedEngine:
 
 
 class ScriptedGroup:
-    """See `WorkerGroup` for the contract; it passes the same contract suite as the real ones where a script can."""
+    """See `WorkerGroup` for the contract: `tests/contract/test_scripted.py` holds it and real groups to it. Every call
+    of an attempt plays that rank's script from its beginning, and does not listen to `request_stop`.
+
+    For a look afterwards: `calls`, the last one of each rank; `answers`, those that somebody waited for;
+    `stop_requested`, at any time. `has_room` is what `can_grow` answers, for a test to set.
+    """
 
     def __init__(self, attempts: Iterator[Scripts | Callable[[Start], Scripts]], size: int):
         self._attempts, self._size = attempts, size
         self._next: Scripts | Callable[[Start], Scripts] = ()
-        self._scripts: list[deque[Line]] = []
+        self._scripts: dict[int, deque[Line]] = {}
+        self._busy: set[int] = set()
+        self._open: dict[int, Asked] = {}
         self._store: CheckpointStore | None = None
         self.infos: Sequence[WorkerInfo] = ()
         self.calls: dict[int, Call] = {}
@@ -133,7 +156,12 @@ class ScriptedGroup:
         self.num_starts = self.num_aborts = 0
 
     def start(self) -> None:
-        self._next = next(self._attempts)
+        self._end()
+        try:
+            self._next = next(self._attempts)
+        except StopIteration:
+            self.close()
+            raise WorkerStartError(f"The script has no attempt after {self.num_starts} of them.") from None
         self._alive = True
         self.num_starts += 1
         size = self._size if callable(self._next) else len(self._next)
@@ -142,18 +170,30 @@ class ScriptedGroup:
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         self.calls.update(calls)
         scripts = self._next
-        for task in (arg for arg in calls[0].args if isinstance(arg, Task)):
+        for task in (arg for call in calls.values() for arg in call.args if isinstance(arg, Task)):
             self._store = CheckpointStore(task.start.root, open_storage(task.start.root), task.start.token)
             scripts = scripts(task.start) if callable(scripts) else scripts
         assert not callable(scripts), "scripts that depend on the start are for training functions"
-        self._scripts = [deque(script) for script in scripts]
+        self._scripts.update({rank: deque(scripts[rank]) for rank in calls})
+        self._busy.update(calls)
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
-        for rank, script in enumerate(self._scripts):
-            if script:
-                event = self._event(script.popleft()(rank))
-                self._alive = self._alive and not isinstance(event, Died)
-                deliver(event)
+        for rank in sorted(self._scripts):
+            if self._scripts.get(rank) and rank not in self._open:
+                deliver(self._play(rank))
+
+    def _play(self, rank: int) -> Event:
+        script = self._scripts[rank]
+        event = self._event(script.popleft()(rank))
+        if isinstance(event, Returned | Raised):
+            assert rank in self._busy, f"the script of rank {rank} answers one call twice: {event}"
+            self._busy.discard(rank)
+        elif isinstance(event, Died):
+            assert not script, f"the script of rank {rank} goes on after its death"
+            self._alive = False
+        elif isinstance(event, Asked):
+            self._open[rank] = event
+        return event
 
     def _event(self, event: Event | PartSaved) -> Event:
         if not isinstance(event, PartSaved):
@@ -164,7 +204,9 @@ class ScriptedGroup:
         return Sent(event.part.rank, "part", event.part)
 
     def answer(self, question: Asked, value: Any) -> None:
-        self.answers.append((question, value))
+        if self._open.get(question.rank) is question:
+            del self._open[question.rank]
+            self.answers.append((question, value))
 
     def can_grow(self) -> bool:
         return self.has_room
@@ -173,14 +215,26 @@ class ScriptedGroup:
         self.stop_requested = True
 
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
+        if not self.infos:
+            raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
         return {info.rank: "a scripted worker has no stack\n" for info in self.infos}
 
     def abort(self, deliver: Callable[[Event], None]) -> None:
-        self._alive = False
         self.num_aborts += 1
+        self._alive = False
+        for rank, script in sorted(self._scripts.items()):
+            while script and isinstance(script[0], Unheard) and rank not in self._open:
+                deliver(self._play(rank))
+        self._end()
 
     def healthy(self) -> bool:
-        return self._alive
+        return self._alive and not self._busy
 
     def close(self, grace_s: float = 0.0) -> None:
+        self._end()
+        self.infos = ()
+
+    def _end(self) -> None:
         self._alive = False
+        for ended in (self._scripts, self._busy, self._open):
+            ended.clear()

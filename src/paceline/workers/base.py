@@ -241,7 +241,7 @@ class WorkerGroup(Protocol):
         """Make `should_stop()` true in the running calls."""
 
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
-        """The Python stacks of every rank, also of one that is stuck in C code."""
+        """The Python stacks of every rank, also of one that is stuck in C code. StackDumpError if there is none."""
 
     def abort(self, deliver: Callable[[Event], None]) -> None:
         """End the running calls, by force if need be, and hand over what they had sent until then. `start` then makes

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import StackDumpError
 from paceline.workers.base import (
     Asked,
     Call,
@@ -96,6 +97,8 @@ class InlineGroup:
             self._wire.stopping = True
 
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
+        if self._wire is None:
+            raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
         frames = sys._current_frames()
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         texts = [f"Thread {names.get(i)}:\n{''.join(traceback.format_stack(f))}" for i, f in frames.items()]

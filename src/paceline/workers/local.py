@@ -152,7 +152,8 @@ class LocalGroup:
                 deliver(Printed(worker.rank, text))
 
     def answer(self, question: Asked, value: Any) -> None:
-        self._workers[question.rank].tell("answer", question.number, value)
+        if question.rank < len(self._workers):  # else the group has been ended since
+            self._workers[question.rank].tell("answer", question.number, value)
 
     def can_grow(self) -> bool:
         return bool(self._workers) and self._wanted() > len(self._workers)

@@ -1,0 +1,231 @@
+"""One suite for every backend that Paceline knows and for none at all, with real workers: what `BackendConfig` promises
+holds for each."""
+
+import os
+import pickle
+import tomllib
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline import BackendConfig, Trainer, registry
+from paceline.backends import base, resolve_backend
+from paceline.errors import MissingDependencyError
+from paceline.workers.base import Call, Died, Raised, Returned, rank_environ
+
+
+@dataclass
+class Probe:
+    """What the suite has to know of one backend. A new backend adds its own to `PROBES`.
+
+    All but `config` run in a worker. `place`: its rank and size as the group has them, None if it is in none. `meet`:
+    the sum of rank + 1, for which every rank has to come. `spoil`: makes the group unusable for the next run.
+    """
+
+    config: Callable[[], BackendConfig]
+    place: Callable[[], tuple[int, int] | None] = lambda: None
+    meet: Callable[[], Any] | None = None
+    spoil: Callable[[], Any] | None = None
+
+
+def torch_place():
+    import torch.distributed as dist
+
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
+
+
+def torch_meet():
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(dist.get_rank() + 1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def torch_spoil():
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+PROBES = {
+    "none": Probe(BackendConfig),
+    "torch": Probe(lambda: resolve_backend("torch"), torch_place, torch_meet, torch_spoil),
+}
+GROUPS = [name for name, probe in PROBES.items() if probe.meet]
+
+
+@pytest.fixture(scope="module", params=[*registry.names("backend"), "none"])
+def name(request):
+    assert request.param in PROBES, f"the backend {request.param!r} has no probe: add one to PROBES in {__file__}"
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def probe(name):
+    return PROBES[name]
+
+
+@pytest.fixture(scope="module")
+def warm(name, probe, lasts):
+    """Two workers that all tests of a backend share."""
+    backend = probe.config()
+    with Trainer(backend=backend, num_workers=2, engine="local", logdir=f"backend_{name}") as trainer, lasts(trainer):
+        yield trainer
+
+
+with_a_group = pytest.mark.parametrize("name", GROUPS, indirect=True, scope="module")
+
+
+def pids(trainer):
+    return [info.pid for info in trainer._crew.ensure().infos]
+
+
+def ends(group, calls):
+    """How each call ended, by rank."""
+    ended = {}
+
+    def take(event):
+        if isinstance(event, Returned | Raised | Died):
+            ended[event.rank] = event
+
+    group.submit(calls)
+    while len(ended) < len(calls):
+        group.poll(0.1, take)
+    return [ended[rank] for rank in sorted(ended)]
+
+
+# --- the config -----------------------------------------------------------------------------------------------------
+
+
+def test_config_is_what_its_name_says(name, probe):
+    config = probe.config()
+    assert config.name == name
+    if name != "none":
+        assert type(resolve_backend(name)) is registry.find("backend", name)
+    assert resolve_backend(config) is config
+
+
+def test_config_cannot_be_changed_and_travels(probe):
+    config = probe.config()
+    for one in [*(field.name for field in fields(config)), "anything"]:
+        with pytest.raises(FrozenInstanceError):
+            setattr(config, one, 1)
+    copy = pickle.loads(pickle.dumps(config))
+    assert type(copy) is type(config)
+    assert copy == config
+    assert hash(copy) == hash(config)
+    with pytest.raises(TypeError, match="positional argument"):
+        type(config)(1)
+
+
+def test_what_is_preloaded_exists(probe):
+    preload = probe.config().preload
+    for module in (*preload.to_join, *preload.to_train):
+        assert find_spec(module) is not None, module
+
+
+def test_package_is_missing(probe, monkeypatch, tmp_path):
+    config = probe.config()
+    config.check()
+    asked = []
+    monkeypatch.setattr(base, "find_spec", asked.append)  # which finds nothing
+    trainer = Trainer(backend=config, num_workers=1, engine="local", logdir=tmp_path)
+    if config.package is None:
+        config.check()
+    else:
+        line = rf"backend='{config.name}' needs .*'{config.package}'.*pip install 'paceline\[{config.name}\]'"
+        with pytest.raises(MissingDependencyError, match=line):
+            trainer.start()
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+        assert config.name in project["optional-dependencies"], "what is shown installs something"
+    assert trainer._crew.group is None
+    assert asked == [config.package] * (config.package is not None)
+
+
+# --- the group ------------------------------------------------------------------------------------------------------
+
+
+def test_each_rank_has_its_place(warm, probe):
+    def look():
+        place = paceline.world_rank(), paceline.world_size()
+        return place, dict(os.environ), probe.place()
+
+    found = warm.run(look)
+    for info, (place, environ, place_in_group) in zip(warm._crew.group.infos, found, strict=True):
+        assert place == (info.rank, 2)
+        assert rank_environ(info.place).items() <= environ.items()
+        assert (environ["RANK"], environ["WORLD_SIZE"]) == (str(info.rank), "2")
+        assert place_in_group == (place if probe.meet else None)
+
+
+def test_group_is_intact_after_a_run_and_serves_the_next(warm, probe):
+    before = pids(warm)
+    warm.run(probe.meet or (lambda: None))
+    assert warm._crew.all(lambda wire, backend: backend.intact(), probe.config()) == [True, True]
+    assert pids(warm) == before
+    if probe.meet:
+        assert warm.run(probe.meet) == [3, 3]
+    assert pids(warm) == before
+
+
+@with_a_group
+def test_group_that_a_function_has_broken_is_renewed(warm, probe):
+    def spoil_on_one():
+        if paceline.world_rank() == 1:
+            probe.spoil()
+        return os.getpid()
+
+    before = warm.run(spoil_on_one)
+    assert warm.run(probe.meet) == [3, 3]
+    assert set(pids(warm)).isdisjoint(before)
+
+
+def test_users_own_error_is_not_taken_for_an_echo(warm, probe):
+    """Though it reads like one, and the other rank waits for the one that failed."""
+
+    def fail_on_one():
+        if paceline.world_rank() == 1:
+            raise ValueError("connection closed by peer")
+        if probe.meet:
+            probe.meet()
+
+    assert not probe.config().is_broken_collective(Raised(0, "ValueError", "connection closed by peer", ""))
+    with pytest.raises(ValueError, match="connection closed by peer"):
+        warm.run(fail_on_one)
+
+
+@with_a_group
+def test_who_leaves_frees_those_who_wait_for_it(warm, probe):
+    """And what they get is known as the echo that it is."""
+
+    def leave(wire):
+        wire.leaving.close()
+
+    waiting, left = ends(warm._crew.ensure(), {0: Call(lambda wire: probe.meet()), 1: Call(leave)})
+    assert isinstance(left, Returned)
+    assert isinstance(waiting, Raised), waiting
+    assert probe.config().is_broken_collective(waiting)
+    warm._crew.release()
+    assert warm.run(probe.meet) == [3, 3]
+
+
+def test_worker_that_has_left_is_as_before_and_can_join_again(warm, probe):
+    def leave(wire):
+        wire.leaving.close()
+        return probe.place(), dict(os.environ)
+
+    crew, before = warm._crew, pids(warm)
+    for info, (place_in_group, environ) in zip(crew.group.infos, crew.all(leave), strict=True):
+        assert place_in_group is None
+        assert rank_environ(info.place).items() <= environ.items(), "its place it has from the engine"
+    probe.config().join(crew, use_gpu=False)
+    if probe.meet:
+        assert crew.all(lambda wire: (probe.place(), probe.meet())) == [((0, 2), 3), ((1, 2), 3)]
+    assert pids(warm) == before
