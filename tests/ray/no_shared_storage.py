@@ -92,6 +92,7 @@ def fail_while_saving():
         wait_for_the_end()
     paceline.save_checkpoint(step=1)
     paceline.load_checkpoint()
+    paceline.save_checkpoint(step=2)
     threading.Event().wait(1.0)  # by now the other rank has announced its second one, if not finished it
     raise KeyError("mine")
 
