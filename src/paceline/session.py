@@ -41,6 +41,8 @@ class Task:
     """By which a worker knows whether it sees the driver's folders."""
     shards: Sequence[Any] | None = None
     """Of the run's dataset, by rank."""
+    is_worker: bool = True
+    """Whether a Trainer has called the function, in a worker of its own."""
 
 
 class Keeper(Protocol):
@@ -61,7 +63,7 @@ class Session:
     """The state behind the functions below, for the time of one call of the training function."""
 
     def __init__(self, wire: Wire, task: Task):
-        self.place = wire.place
+        self.place, self.is_worker = wire.place, task.is_worker
         self.extras: dict[str, Any] = {}
         self.cleanups = ExitStack()
         """Called when the function has ended: a warm worker starts its next run as a fresh one would."""
@@ -104,7 +106,7 @@ class Session:
 
     def load_checkpoint(self) -> Checkpoint | None:
         checkpoint, is_initial = self._saver.load()
-        if is_initial and checkpoint is not None:
+        if is_initial and checkpoint is not None and self._resumed is None:
             self._resumed = checkpoint
             for keeper in self._keepers.values():
                 self._restore(keeper, checkpoint)
@@ -264,7 +266,7 @@ def should_stop() -> bool:
 
 def in_worker() -> bool:
     """Whether this code runs in a function that a Trainer has called."""
-    return _current is not None or _worker_place is not None
+    return (_current is not None and _current.is_worker) or _worker_place is not None
 
 
 def place() -> Place:

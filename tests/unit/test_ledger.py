@@ -7,7 +7,7 @@ import pytest
 
 from paceline.checkpoints.content.files import FileRecord
 from paceline.checkpoints.part import Part
-from paceline.recording.ledger import MOST_WAITING, SILENCE_OF_ALL_S, SILENCE_S, Ledger, SaveMismatch
+from paceline.recording.ledger import MOST_WAITING, SILENCE_S, Ledger, SaveMismatch
 
 
 def part(id, rank, iteration=0, own=False, time=0.0):
@@ -59,7 +59,7 @@ def test_one_rank_alone():
     ledger = Ledger(1, 1)
     ledger.add(part(1, 0))
     assert ranks_of(ledger.take_complete([0])) == {1: [0]}
-    assert not ledger.waits_for_word
+    assert not ledger.is_waiting
 
 
 # Only rank 0 saves.
@@ -68,13 +68,15 @@ def test_one_rank_alone():
 def test_only_rank_0_saves_and_the_others_have_reported_further():
     ledger = Ledger(3, 1, first_iteration=10)
     ledger.add(part(1, 0, 12))
-    assert ledger.waits_for_word
-    for counts in ([2, 0, 0], [2, 2, 2], [3, 3, 2]):
-        assert ledger.take_complete(counts) == [], "as far as rank 0 is not further: they may be about to save"
-    assert ranks_of(ledger.take_complete([3, 3, 3])) == {1: [0]}
-    assert not ledger.waits_for_word
+    assert ledger.is_waiting
+    for counts in ([2, 0, 0], [2, 2, 2], [3, 3, 3], [4, 4, 3]):
+        assert ledger.take_complete(counts) == [], "one step further is not enough: they may be about to save"
+    assert ledger.take_complete([4, 4, 4], [4, 4, 3]) == [], "a save before the last report may be on its way"
+    assert ranks_of(ledger.take_complete([4, 4, 4])) == {1: [0]}
+    assert not ledger.is_waiting
     ledger.add(part(2, 0, 20))
-    assert ranks_of(ledger.take_complete([10, 3, 3])) == {2: [0]}, "known once, known for the attempt"
+    assert ledger.take_complete([10, 10, 9]) == [], "not all reports before it are there"
+    assert ranks_of(ledger.take_complete([10, 10, 10])) == {2: [0]}, "known once, known for the attempt"
 
 
 def test_only_rank_0_saves_and_the_others_have_ended():
@@ -97,21 +99,10 @@ def test_nobody_reports_and_only_rank_0_saves():
 
 def test_nobody_reports_and_rank_0_has_saved_for_a_while():
     ledger = Ledger(2, 1)
-    add(ledger, part(1, 0), part(2, 0, time=0.99 * SILENCE_OF_ALL_S))
+    add(ledger, part(1, 0), part(2, 0, time=0.99 * SILENCE_S))
     assert ledger.take_complete([0, 0]) == []
-    ledger.add(part(3, 0, time=SILENCE_OF_ALL_S))
+    ledger.add(part(3, 0, time=SILENCE_S))
     assert ranks_of(ledger.take_complete([0, 0])) == {1: [0], 2: [0], 3: [0]}
-    assert ledger.take_silent() == [], "as it should be: there is nothing to say"
-
-
-def test_rank_is_never_heard_of_while_rank_0_reports():
-    ledger = Ledger(3, 1)
-    add(ledger, part(1, 0, 1), part(2, 0, 2, time=0.99 * SILENCE_S))
-    assert ledger.take_complete([2, 0, 9]) == []
-    ledger.add(part(3, 0, 3, time=SILENCE_S))
-    assert ranks_of(ledger.take_complete([3, 0, 9])) == {1: [0], 2: [0], 3: [0]}
-    assert ledger.take_silent() == [1]
-    assert ledger.take_silent() == [], "said once"
 
 
 @pytest.mark.parametrize(("former_savers", "num_reports"), [([1], 0), ([], 1)])
@@ -130,8 +121,14 @@ def test_only_so_many_wait_for_a_slow_rank():
     assert ledger.find(MOST_WAITING) == (newest, {0: part(newest, 0)}), "who has saved it finds something newer"
     add(ledger, *[part(id, 1) for id in range(2, newest + 1)])
     assert list(ranks_of(ledger.take_complete([0, 0]))) == [*range(1, MOST_WAITING), newest]
-    assert ledger.take_lost() == []
+    assert ledger.take_lost() == [MOST_WAITING, MOST_WAITING + 1, MOST_WAITING + 2], "and what came too late for them"
     assert ledger.mismatch() is None
+
+
+def test_rank_0_may_be_the_slow_one():
+    ledger = Ledger(2, 1)
+    add(ledger, *[part(id, 1, own=True) for id in range(1, 100)])
+    assert len(ledger.take_lost()) == 99 - MOST_WAITING
 
 
 def test_nobody_reports_and_all_save():
@@ -143,9 +140,11 @@ def test_nobody_reports_and_all_save():
 def test_late_part_of_a_rank_that_seemed_not_to_save_is_left_out_and_later_ones_need_it():
     ledger = Ledger(2, 1)
     ledger.add(part(1, 0, 1))
-    assert ranks_of(ledger.take_complete([2, 2])) == {1: [0]}
+    assert ranks_of(ledger.take_complete([3, 3])) == {1: [0]}
     ledger.begin(1, 1)
+    assert ledger.is_too_late(part(1, 1, 3))
     ledger.add(part(1, 1, 3))
+    assert ledger.take_lost() == [1], "what it has put"
     assert ledger.take_complete([3, 3]) == []
     assert ledger.find(1) is None
     assert not ledger.is_hopeful()
@@ -159,7 +158,7 @@ def test_some_ranks_save():
     ledger = Ledger(3, 1)
     add(ledger, part(1, 0, 1), part(1, 2, 1, own=True))
     assert ledger.take_complete([1, 1, 1]) == []
-    assert ranks_of(ledger.take_complete([1, 2, 1])) == {1: [0, 2]}
+    assert ranks_of(ledger.take_complete([1, 3, 1])) == {1: [0, 2]}
     assert ledger.savers == {0, 2}
 
 
@@ -173,7 +172,7 @@ def test_failed_part_gives_up_its_checkpoint_and_no_later_one(rank):
         ledger.begin(one, 1)
     ledger.add(part(1, 1 - rank, 1, own=True))
     ledger.fail(rank, 1)
-    assert ledger.failed == ({1} if rank == 0 else set())
+    assert ledger.failed == {1}
     assert not ledger.is_hopeful()
     assert ledger.take_complete([1, 1]) == []
     add(ledger, part(2, 0, 2), part(2, 1, 2))
@@ -301,7 +300,7 @@ def test_rank_that_is_known_not_to_save_is_not_missed():
     ledger.add(part(1, 0, 1, own=True))
     assert ledger.take_complete([1, 0, 1]) == []
     assert ledger.take_salvage([1, 0, 1]) == [], "rank 2 could have been about to save"
-    assert ranks_of(ledger.take_salvage([1, 0, 2])) == {1: [0]}
+    assert ranks_of(ledger.take_salvage([1, 0, 3])) == {1: [0]}
 
 
 def test_salvage_may_skip_one():
@@ -332,13 +331,21 @@ def test_hope():
     assert not ledger.is_hopeful(), "it is there"
 
 
-def test_word_is_awaited_only_with_a_part_and_a_rank_that_has_said_nothing():
+def test_something_waits_until_it_is_taken():
     ledger = Ledger(2, 1)
-    assert not ledger.waits_for_word
-    ledger.add(part(1, 0))
-    assert ledger.waits_for_word
-    ledger.begin(1, 1)
-    assert not ledger.waits_for_word
+    assert not ledger.is_waiting
+    add(ledger, part(1, 0), part(1, 1))
+    assert ledger.is_waiting
+    ledger.take_complete([0, 0])
+    assert not ledger.is_waiting
+
+
+def test_at_the_end_all_that_is_left_is_dropped():
+    ledger = Ledger(2, 1)
+    ledger.add(part(1, 0, 5))
+    ledger.begin(1, 2)
+    assert ledger.take_rest() == [1, 2]
+    assert ledger.take_rest() == []
 
 
 # Unequal saves.
@@ -354,7 +361,7 @@ def test_ranks_do_not_save_equally_often():
     ledger.begin(0, 7)
     mismatch = ledger.mismatch()
     assert mismatch == SaveMismatch(counts=(3, 0, 2), ended=(1, 2))
-    assert "rank 0: 3, rank 1: 0, rank 2: 2; ended: 1, 2" in str(mismatch)
+    assert "rank 2 ended after 2 save(s), while rank 0 has made 3 so far" in str(mismatch)
     assert "or on rank 0 alone" in str(mismatch)
 
 
@@ -422,9 +429,8 @@ def rank_0_saves(world_size):
         ledger.add(part(id, 0, id - 1))
         num_cuts += len(ledger.take_complete(counts))
         for rank in range(world_size):
-            counts[rank] += 1
-            if ledger.waits_for_word:
-                num_cuts += len(ledger.take_complete(counts))
+            counts[rank] += 2
+        num_cuts += len(ledger.take_complete(counts))
     assert num_cuts == 3
 
 
@@ -515,7 +521,7 @@ class Drive:
             self.ledger.add(value)
         else:
             self.ledger.end(rank)
-        if kind == "part" or (kind in ("report", "end") and self.ledger.waits_for_word):
+        if kind == "part" or (kind in ("report", "end") and self.ledger.is_waiting):
             self.commit(self.ledger.take_complete(self.counts))
         assert self.ledger.mismatch() is None
 

@@ -72,7 +72,7 @@ def test_user_exception_outranks_unequal_reports():
 def test_unequal_saves():
     decision = judge(Facts(mismatch=SaveMismatch((3, 1), (1,))))
     assert type(decision.error) is SaveMismatchError
-    assert "rank 0: 3, rank 1: 1" in str(decision.error)
+    assert "rank 1 ended after 1 save(s), while rank 0 has made 3 so far" in str(decision.error)
 
 
 def test_all_have_returned():

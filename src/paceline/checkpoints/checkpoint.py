@@ -66,7 +66,7 @@ class CheckpointInfo:
 
     `score` is the value of the strategy's score attribute when it was saved, None when ranked by time alone.
     `iteration` is the number of reports before it, `time` when it was saved (seconds since the epoch), `world_size` the
-    number of ranks that there were.
+    number of ranks that there were, `ranks` those that have a part in it.
     """
 
     id: int
@@ -76,3 +76,4 @@ class CheckpointInfo:
     time: float
     num_bytes: int
     world_size: int = 1
+    ranks: tuple[int, ...] = (0,)

@@ -14,6 +14,7 @@ from paceline.errors import CheckpointDamagedError, CheckpointError
 
 MANIFEST_FILE = "checkpoint.json"
 FORMAT_VERSION = 2
+_MOST_RANKS = 1_000_000
 _READABLE = (1, 2)  # version 1 had one writer, and nothing of a rank's own
 
 
@@ -34,7 +35,14 @@ class Manifest:
         return sum(record.num_bytes for record in self.files)
 
     def info(self, path: str) -> CheckpointInfo:
-        return CheckpointInfo(self.id, path, self.score, self.iteration, self.time, self.num_bytes, self.world_size)
+        return CheckpointInfo(
+            self.id, path, self.score, self.iteration, self.time, self.num_bytes, self.world_size, self.ranks
+        )
+
+    def check(self) -> None:
+        """ValueError for what no writer of ours has written."""
+        if not 1 <= self.world_size <= _MOST_RANKS or not all(0 <= rank < self.world_size for rank in self.ranks):
+            raise ValueError(f"there cannot be the ranks {self.ranks[:8]} of {self.world_size}")
 
     def to_bytes(self) -> bytes:
         body = {
@@ -56,11 +64,12 @@ class Manifest:
             crc32 = body.pop("crc32")
             if body["format"] != "paceline.checkpoint" or crc32 != _crc32(body):
                 raise ValueError("its checksum does not match its content")
+            version = body["version"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(path, MANIFEST_FILE, f"it is not a manifest ({error})") from error
-        if body["version"] not in _READABLE:
+        if version not in _READABLE:
             raise CheckpointError(
-                f"{path} has format version {body['version']}, this Paceline reads versions up to {FORMAT_VERSION}: "
+                f"{path} has format version {version!r}, this Paceline reads versions up to {FORMAT_VERSION}: "
                 "load it with the Paceline that wrote it, or a newer one."
             )
         return cls._from_body(body, path)
@@ -74,11 +83,12 @@ class Manifest:
             manifest = cls(
                 int(body["id"]), float(body["time"]), score, int(body["iteration"]), files, world_size, ranks
             )
-        except (ValueError, KeyError, TypeError) as error:
+            manifest.check()
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise damaged(path, MANIFEST_FILE, f"a field is missing or wrong ({error!r})") from error
         for record in files:
             parts = PurePosixPath(record.name).parts
-            if not parts or ".." in parts or record.name.startswith("/"):
+            if not parts or ".." in parts or record.name.startswith("/") or "\0" in record.name:
                 # these names become paths on this machine, and must not lead out of the checkpoint
                 raise damaged(path, MANIFEST_FILE, f"it names the file {record.name!r}, outside of the checkpoint")
         return manifest

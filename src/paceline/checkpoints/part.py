@@ -29,11 +29,9 @@ class Part:
 class DraftFound:
     """What a rank saved is in this draft, of which these files were told to the driver."""
 
-    id: int
     draft: Draft
     files: tuple[FileRecord, ...]
     world_size: int
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,10 @@ def _read(
 ) -> Checkpoint:
     path = storage.path_of(source.name if isinstance(source, Draft) else source)
     users = [record for record in records if record.name.startswith(f"{FILES_DIR}/")]
+    if not any(record.name == STATE_FILE for record in records):
+        raise damaged(
+            path, MANIFEST_FILE, f"it names no {STATE_FILE}, so nothing tells whether that is what was written"
+        )
     parts = _StoredParts(storage, source, records, world_size, path)
     fetched = _fetch(storage, source, [record for record in records if "/" not in record.name], path)
     try:
@@ -82,11 +86,19 @@ class _StoredParts:
         records = [record for record in self.records if record.name.startswith(folder)]
         if not records:
             return None
-        fetched = _fetch(self.storage, self.source, records, self.path)
+        fetched = self._fetch(records)
         try:
             return read_state(fetched.path / folder, self.path)
         finally:
             fetched.discard()
+
+    def _fetch(self, records: Sequence[FileRecord]) -> Fetched:
+        try:
+            return _fetch(self.storage, self.source, records, self.path)
+        except FileNotFoundError:
+            name = self.source.name if isinstance(self.source, Draft) else self.source
+            with _explain_missing_files(self.storage, name):
+                return _fetch(self.storage, name, records, self.path)  # a draft that has been committed since
 
 
 def read_info(path: str | Path) -> CheckpointInfo:

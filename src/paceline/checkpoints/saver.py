@@ -18,6 +18,7 @@ from paceline.checkpoints.writer import Content, PartWriter
 from paceline.errors import CheckpointNotFoundError
 
 LOAD_TIMEOUT_S = 120.0
+_RETRY_S = 0.01
 
 
 class Driver(Protocol):
@@ -75,11 +76,17 @@ class Saver:
         """The shared state, and a directory with it, are rank 0's; other ranks give what is their own."""
         is_first = self._rank == 0
         content = Content(state if is_first else None, directory if is_first else None, own)
-        score = self._strategy.score_of(state) if is_first else None
-        self._writer.save(self._next_id, content, iteration, score)
-        self._next_id += 1  # not earlier: a save that raised was none, and may be tried again
+        id, self._next_id = self._next_id, self._next_id + 1  # the n-th call is number n, also when it fails
+        try:
+            score = self._strategy.score_of(state) if is_first else None
+            earlier = self._writer.save(id, content, iteration, score)
+        except BaseException as error:
+            self._driver.send("save_failed", (id, str(error)))
+            raise
         if is_first or own is not None:
-            self._driver.send("saving", self._next_id - 1)
+            self._driver.send("saving", id)
+        if earlier is not None:  # not before: this one is saved all the same
+            raise earlier
 
     def load(self) -> tuple[Checkpoint | None, bool]:
         """What this rank has saved last, else what the attempt began with; and whether it is the latter."""
@@ -100,6 +107,7 @@ class Saver:
             except (FileNotFoundError, CheckpointNotFoundError):  # committed, or replaced by a newer one, just now
                 if time.monotonic() >= deadline:
                     raise
+                time.sleep(_RETRY_S)
 
     def _initial(self) -> Checkpoint | None:
         given = self._start.checkpoint

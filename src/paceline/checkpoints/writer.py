@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ class PartWriter:
     """Writes the parts of one rank, one at a time, in the background. Not for use by several threads.
 
     In the background thread, `on_part` is called once a part is durable, and `on_failure` when it could not be written.
-    An OSError is tried again, `num_attempts` times in all, with `sleep` in between; then the next call of `save`,
-    `flush` or `close` raises it as CheckpointWriteError, and the writer can go on.
+    An OSError is tried again, `num_attempts` times in all, with `sleep` in between; then the next call of `save`
+    returns it as CheckpointWriteError, or `flush` or `close` raises it, and the writer can go on.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class PartWriter:
         self._error: BaseException | None = None
         self._closed = False
 
-    def save(self, id: int, content: Content, iteration: int = 0, score: float | None = None) -> None:
-        """Write this rank's part of the checkpoint `id`.
+    def save(self, id: int, content: Content, iteration: int = 0, score: float | None = None) -> BaseException | None:
+        """Write this rank's part of the checkpoint `id`. Returns what went wrong with the one before, if anything.
 
         Blocks while the previous one is still being written, and while state and directory are copied; both are the
         caller's again when this returns. Raises in the caller's frame what is wrong with its values. A part without
@@ -74,29 +74,34 @@ class PartWriter:
         own = None if content.own is None else encode(content.own)
         if content.directory is not None:
             user_directory.check(content.directory)
-        self.flush()
+        earlier = self._wait()
         part = Part(id, self._rank, iteration, time.time(), score=score)
         files: list[SourceFile] = []
         if shared is not None:
             files += shared.snapshot(self._shared_buffers).files()
         if own is not None:
             files += own.snapshot(self._own_buffers).files(rank_dir(self._rank))
-        if not files:
+        if files:
+            staged = None if content.directory is None else self._stage(id, content.directory)
+            job = _Job(part, [*files, *(staged.files if staged else ())], staged)
+            self._thread = threading.Thread(target=self._work, args=(job,), name="paceline-checkpoint", daemon=True)
+            self._thread.start()
+        else:
             self._on_part(part)
-            return
-        staged = None if content.directory is None else self._stage(id, content.directory)
-        job = _Job(part, [*files, *(staged.files if staged else ())], staged)
-        self._thread = threading.Thread(target=self._work, args=(job,), name="paceline-checkpoint", daemon=True)
-        self._thread.start()
+        return earlier
 
     def flush(self) -> None:
         """Waits until everything saved is durable and told. Raises what went wrong since the last call, once."""
+        error = self._wait()
+        if error is not None:
+            raise error
+
+    def _wait(self) -> BaseException | None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        return error
 
     def close(self) -> None:
         """Flushes, and takes no more. Idempotent."""
@@ -114,11 +119,14 @@ class PartWriter:
         try:
             records = tuple(record_of(file) for file in job.files)
             self._put(job)
-            part = job.part
-            self._on_part(Part(part.id, part.rank, part.iteration, part.time, records, part.score))
         except BaseException as error:  # it surfaces in flush
             self._error = error
             self._on_failure(job.part.id, str(error))
+        else:
+            try:
+                self._on_part(replace(job.part, files=records))
+            except BaseException as error:  # of who listens; the part itself is durable
+                self._error = error
         finally:
             if job.staged is not None:
                 job.staged.close()

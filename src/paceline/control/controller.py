@@ -11,8 +11,11 @@ Reports, checkpoints, the run folder and callbacks are the recorder's business.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from paceline.backends.base import BackendConfig
@@ -60,8 +63,12 @@ class Controller:
         self._crew, self._backend, self._limits, self._clock = crew, backend, limits, clock
         self._request, self._folder = recorder.request, recorder.folder
         self._budget = limits.budget
+        self._steps: deque[list[Report]] = deque()
+        recorder.on_step = self._steps.append
         self._attempt: Attempt | None = None
         self._wish: Wish | None = None
+        self._told_wish: Wish | None = None
+        self._busy_s = 0.0
         self._restore_sigterm: Callable[[], None] = lambda: None
         self._is_announced = False
         self._reason = "the run has begun"
@@ -74,6 +81,7 @@ class Controller:
         state = "STOPPED"
         error: BaseException | None = None
         self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
+        self._restore_sigterm = on_sigterm(self._on_sigterm)
         try:
             while isinstance(outcome := (yield from self._run_attempt()), Restart):
                 self._restart(outcome)
@@ -101,6 +109,7 @@ class Controller:
         attempt, deadline = self._attempt, self._clock() + SAVE_GRACE_S
         while attempt is not None and self._is_saving(attempt) and self._clock() < deadline:
             attempt.group.poll(POLL_S, self._take)
+            self._look_for_commit(attempt, self.recorder.tick)
 
     def _is_saving(self, attempt: Attempt) -> bool:
         return not attempt.facts.is_troubled and self.recorder.saved.ledger.is_hopeful()
@@ -110,7 +119,9 @@ class Controller:
         self._wish = Wish("terminate", self._clock())
 
     def _run_attempt(self) -> Generator[list[Report], None, Outcome]:
-        """One call of the function on all ranks."""
+        """One call of the function on all ranks; none, once somebody has wanted the end of a run that was restarted."""
+        if self._wish is not None and self._is_announced:
+            return Stop()
         try:
             attempt = self._begin()
         except (WorkersLostError, WorkerStartError) as error:
@@ -123,18 +134,43 @@ class Controller:
             attempt.group.poll(self._patience(attempt), self._take)
             self._look_for_hang(attempt)
             self._look_for_room(attempt)
-            self._folder.flush()
-            while self.recorder.steps:
-                step = self.recorder.steps.popleft()
-                yield step
+            with self._busy():
+                self._look_for_commit(attempt, self.recorder.tick)
+                self._folder.flush()
+            while self._steps:
+                step = self._steps.popleft()
+                with self._busy():
+                    yield step
                 attempt.wanted = step[0]["_training_iteration"]
-                attempt.grant_turns(self._clock())
+                attempt.grant_turns(self._listened())
         return self._conclude(attempt.facts)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Meanwhile nobody listens to the workers: that is no silence of theirs."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._busy_s += self._clock() - begin
+
+    def _listened(self) -> float:
+        """A clock that stands still while we are busy."""
+        return self._clock() - self._busy_s
+
+    def _look_for_commit(self, attempt: Attempt, act: Callable[[], None]) -> None:
+        """Do what may commit a checkpoint, and see what follows from it."""
+        latest = self.recorder.saved.latest
+        act()
+        self._answer_searches(attempt)
+        if attempt.facts.has_room and self.recorder.saved.latest is not latest:
+            # nothing that counts is lost now: the next attempt goes on from the checkpoint just committed
+            attempt.facts.grows = True
 
     def _begin(self) -> Attempt:
         group = self._crew.ensure()
         self._restore_sigterm()
-        self._restore_sigterm = on_sigterm(self._on_sigterm)  # not earlier: connecting to Ray installs a handler too
+        self._restore_sigterm = on_sigterm(self._on_sigterm)  # again: connecting to Ray installs a handler too
         start, landmarks = self.recorder.begin([info.pid for info in group.infos], self._reason)
         dataset = self._request.dataset
         task = Task(
@@ -146,7 +182,7 @@ class Controller:
         )
         ranks = range(len(group.infos))
         call = Call(train, (task,), label=f"train_func {self._request.name!r}, or its config,")
-        self._attempt = Attempt(group, Facts(len(ranks)), [self._clock()] * len(ranks))
+        self._attempt = Attempt(group, Facts(len(ranks)), [self._listened()] * len(ranks))
         group.submit(dict.fromkeys(ranks, call), {rank: self._folder.log_path(rank) for rank in ranks})
         if self._wish is not None:
             group.request_stop()
@@ -164,19 +200,30 @@ class Controller:
         )
         is_leaving = wish is not None or attempt.facts.preempted_at is not None
         if is_leaving and former is Phase.RUNNING:
-            if wish is not None and wish.kind == "terminate":
-                self._folder.record_event("terminated", reason="SIGTERM", grace_s=self._limits.grace_s)
             attempt.group.request_stop()  # all ranks: none gets far without the others
+        if wish is not None and wish.kind == "terminate" and self._told_wish is not wish:
+            self._told_wish = wish
+            self._folder.record_event("terminated", reason="SIGTERM", grace_s=self._limits.grace_s)
         return attempt.state.phase
 
     def _take(self, event: Event) -> None:
+        begin = self._clock()
+        try:
+            self._handle(event)
+        finally:
+            self._busy_s += self._clock() - begin
+
+    def _handle(self, event: Event) -> None:
         attempt = self._attempt
         assert attempt is not None
         facts, recorder = attempt.facts, self.recorder
         match event:
             case Sent(rank, kind, value):
-                attempt.progress[rank] = self._clock()
-                self._take_sent(attempt, rank, kind, value)
+                attempt.progress[rank] = self._listened()
+                if kind == "report":
+                    recorder.take(rank, kind, value)
+                else:
+                    self._look_for_commit(attempt, partial(recorder.take, rank, kind, value))
             case Returned(rank, (value, is_intact)):
                 facts.values[rank] = value
                 recorder.end(rank)
@@ -187,7 +234,7 @@ class Controller:
             case Preempted(rank, reason):
                 self._take_notice(facts, rank, reason)
             case Asked(rank):
-                attempt.progress[rank] = self._clock()
+                attempt.progress[rank] = self._listened()
                 self._take_question(attempt, event)
             case Died(rank):
                 self._crew.mark_unfit()
@@ -197,15 +244,6 @@ class Controller:
                 self._crew.on_print(rank, text)
         if facts.mismatch is None and self._wish is None and not facts.preempted:
             facts.mismatch = recorder.mismatch()
-
-    def _take_sent(self, attempt: Attempt, rank: int, kind: str, value: Any) -> None:
-        latest = self.recorder.saved.latest
-        self.recorder.take(rank, kind, value)
-        if kind != "report":
-            self._answer_searches(attempt)
-        if attempt.facts.has_room and self.recorder.saved.latest is not latest:
-            # nothing that counts is lost now: the next attempt goes on from the checkpoint just committed
-            attempt.facts.grows = True
 
     def _take_notice(self, facts: Facts, rank: int, reason: str) -> None:
         """A worker will be taken away."""
@@ -219,7 +257,7 @@ class Controller:
         match question.topic:
             case "turn":
                 attempt.turns.append(question)
-                attempt.grant_turns(self._clock())
+                attempt.grant_turns(self._listened())
             case "storage":  # of a worker that does not see this machine's disk
                 attempt.group.answer(question, self.recorder.saved.relay.answer(question.value))
             case "checkpoint":
@@ -233,7 +271,7 @@ class Controller:
             if found is None:
                 attempt.searches.append(question)
             else:
-                attempt.progress[question.rank] = self._clock()
+                attempt.progress[question.rank] = self._listened()
                 attempt.group.answer(question, found)
 
     def _look_for_room(self, attempt: Attempt) -> None:
@@ -251,7 +289,7 @@ class Controller:
         slowest = attempt.silent_rank()
         if slowest is None:
             return
-        idle_s = self._clock() - attempt.progress[slowest]
+        idle_s = self._listened() - attempt.progress[slowest]
         if idle_s > limit:
             path = self._dump_stacks(attempt.group)
             reason = (
@@ -284,11 +322,10 @@ class Controller:
         if isinstance(outcome, GiveUp):
             outcome.error.add_note(f"The run folder, with the logs of all ranks, is {self._folder.path}")
             raise outcome.error
-        attempt = self._attempt
-        assert attempt is not None
-        if attempt.facts.num_ended < attempt.facts.size or attempt.facts.is_troubled:  # stopped, and not all could end
+        facts = self._attempt.facts if self._attempt is not None else Facts(self._crew.world_size)
+        if facts.num_ended < facts.size or facts.is_troubled:  # stopped, and not all could end
             self._release(SAVE_GRACE_S)
-        self.values = [attempt.facts.values.get(rank) for rank in range(attempt.facts.size)]
+        self.values = [facts.values.get(rank) for rank in range(facts.size)]
         if self._wish is not None and self._wish.kind == "terminate":
             raise Terminated
 

@@ -3,23 +3,22 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.arguments import checkpoint_of, config_of, strategy_of
+from paceline.arguments import request_of
 from paceline.backends.base import BackendConfig
 from paceline.callbacks import SGDCallback
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.landmark import Landmark
-from paceline.errors import CheckpointNotFoundError, TrainerStateError
+from paceline.errors import TrainerStateError
 from paceline.recording.recorder import Recorder
 from paceline.recording.wire import RecorderWire
 from paceline.runs import RunFolder, RunRequest, checkpoint_root, resolve_logdir
 from paceline.session import Task, current, open_session, place
-from paceline.workers.base import Place
 
 
 @contextmanager
@@ -38,18 +37,14 @@ def record_run(
     ...     train(0.1)
 
     Under a launcher such as torchrun, every rank enters it. Rank 0 records; what the others report and save is dropped,
-    and they get None.
+    their `per_rank` and random generators too, and they get None. Such a run is continued by giving its checkpoint to
+    the next one, not by `Trainer.resume`.
     """
     if current() is not None:
-        raise TrainerStateError("record_run() is for scripts: this function is recorded by its Trainer already.")
-    request = RunRequest(
-        train_func=_this_script,
-        config=config_of(config),
-        checkpoint=checkpoint_of(checkpoint),
-        checkpoint_strategy=strategy_of(checkpoint_strategy),
-    )
+        raise TrainerStateError("record_run() cannot begin here: this code is being recorded already.")
+    request = request_of(_this_script, config=config, checkpoint=checkpoint, checkpoint_strategy=checkpoint_strategy)
     if place().world_rank != 0:
-        with open_session(_DeafWire(place()), _unrecorded(request)):
+        with open_session(RecorderWire(place(), None), _unrecorded(request)):
             yield None
         return
     folder = RunFolder.create(resolve_logdir(logdir))
@@ -67,9 +62,9 @@ def _recorded(recorder: Recorder) -> Iterator[None]:
     recorder.open(num_workers=1, world_size=1)
     state, error = "FAILED", None
     try:
-        start, landmarks = recorder.begin([os.getpid()])
-        task = Task(recorder.request, start, BackendConfig(), landmarks)
-        with open_session(RecorderWire(recorder, place()), task) as session:
+        start, landmarks = recorder.begin([os.getpid()], told_size=place().world_size)
+        task = Task(recorder.request, start, BackendConfig(), landmarks, is_worker=False)
+        with open_session(RecorderWire(place(), recorder), task) as session:
             yield
             session.close()
         recorder.end(0)
@@ -82,36 +77,10 @@ def _recorded(recorder: Recorder) -> Iterator[None]:
         recorder.close(state, None if error is None else f"{type(error).__qualname__}: {error}", error)
 
 
-class _DeafWire:
-    """Of a rank that nobody listens to."""
-
-    def __init__(self, place: Place):
-        self.place = place
-        self.address = "127.0.0.1"
-        self.shared: dict[str, Any] = {}
-        self.leaving = ExitStack()
-        self.stopping = False
-
-    def report(self, packed: bytes) -> None:
-        pass
-
-    def send(self, kind: str, value: Any) -> None:
-        pass
-
-    def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
-        if topic == "checkpoint":
-            raise CheckpointNotFoundError(
-                "record_run() records rank 0 alone: another rank cannot load what was saved in the block."
-            )
-
-    def flush(self) -> None:
-        pass
-
-
 def _unrecorded(request: RunRequest) -> Task:
     nowhere = "unrecorded"
     start = Start(request.checkpoint, 0, first_id=1, root=nowhere, token="0")
-    return Task(request, start, BackendConfig(), (Landmark(os.path.abspath(nowhere), "", None),))
+    return Task(request, start, BackendConfig(), (Landmark(os.path.abspath(nowhere), "", None),), is_worker=False)
 
 
 def _this_script() -> None:

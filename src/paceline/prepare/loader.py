@@ -130,12 +130,12 @@ class PreparedDataLoader:
         states = [state] if isinstance(state, Mapping) else state
         try:
             epoch, done = min((int(one["epoch"]), int(one["done"])) for one in states)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(
                 f"a loader's state is {{'epoch': int, 'done': int}}, or those of all ranks; this one is {state!r}."
             ) from error
-        if epoch < 0 or done < 0:
-            raise ArgumentError(f"a loader's epoch and what is done of it are not negative; this state is {state!r}.")
+        if not (0 <= epoch < 2**63 and 0 <= done < 2**63):
+            raise ArgumentError(f"a loader's epoch and what is done of it cannot be as in {state!r}.")
         self._position.put(epoch, done)
 
     def __getattr__(self, name: str) -> Any:

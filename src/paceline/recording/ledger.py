@@ -1,10 +1,9 @@
 """Which saves of which ranks make a checkpoint: a cut through all ranks of an attempt. Pure.
 
-The n-th save of every rank that saves is its part of the n-th checkpoint. It counts when all of them are there, and so,
-as parts travel behind the reports made before them, all reports up to it. A rank need not save: it is known not to when
-it has ended without, or has reported further than rank 0 had when it saved for the first time. Until one or the other
-shows, the checkpoints of rank 0 wait for it; but not for ever for one that is never heard of, since a script that
-reports and saves on rank 0 alone would otherwise have no checkpoint until its end.
+The n-th save of every rank that saves is its part of the n-th checkpoint. It counts when all of them are there, and all
+ranks have reported every step up to it. A rank need not save: it is known not to when it has ended without, or has
+reported two steps more than rank 0 had when it saved for the first time. Until one or the other shows, the checkpoints
+of rank 0 wait for it; where nobody reports, and so nothing can show, not for ever.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,14 +12,10 @@ from dataclasses import dataclass
 from paceline.checkpoints.part import Part
 
 SILENCE_S = 60.0
-"""For how long rank 0 has to have saved before a rank that neither reported nor saved meanwhile counts as one that does
-not save."""
-
-SILENCE_OF_ALL_S = 2.0
-"""The same where rank 0 does not report either, and so nothing can be learned from reports."""
+"""Where nobody reports: for how long rank 0 must have saved before a rank that has not counts as one that does not."""
 
 MOST_WAITING = 8
-"""Checkpoints of rank 0 that may wait for slower ranks. Each is a copy of the shared state on storage."""
+"""Checkpoints that may wait for slower ranks. Each may be a copy of the shared state on storage."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +26,13 @@ class SaveMismatch:
     ended: tuple[int, ...]
 
     def __str__(self) -> str:
-        saves = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(self.counts))
-        ended = ", ".join(map(str, self.ended))
+        saving = [rank for rank in self.ended if self.counts[rank] or rank == 0]
+        short = min(self.counts[rank] for rank in saving)
+        who = ", ".join(f"rank {rank} ended after {short}" for rank in saving if self.counts[rank] == short)
+        ahead = ", ".join(f"rank {rank} has made {count}" for rank, count in enumerate(self.counts) if count > short)
         return (
-            f"The ranks do not save equally often ({saves}; ended: {ended}). The n-th save_checkpoint() of all ranks "
-            "makes one checkpoint: call it the same number of times on all of them, or on rank 0 alone."
+            f"The ranks do not save equally often: {who} save(s), while {ahead} so far. The n-th save_checkpoint() of "
+            "all ranks makes one checkpoint: call it the same number of times on all of them, or on rank 0 alone."
         )
 
 
@@ -48,10 +45,20 @@ class Cut:
 
 
 class Ledger:
-    """The saves of one attempt. `former_savers` have saved in an attempt before it."""
+    """The saves of one attempt. `former_savers` have saved in an attempt before it, `former_owners` something of their
+    own."""
 
-    def __init__(self, world_size: int, first_id: int, first_iteration: int = 0, former_savers: Iterable[int] = ()):
+    def __init__(
+        self,
+        world_size: int,
+        first_id: int,
+        first_iteration: int = 0,
+        former_savers: Iterable[int] = (),
+        former_owners: Iterable[int] = (),
+        most_waiting: int = MOST_WAITING,
+    ):
         self.world_size, self._first_id, self._first_iteration = world_size, first_id, first_iteration
+        self._most_waiting = most_waiting
         self._parts: dict[int, dict[int, Part]] = {}
         self._writing: dict[int, set[int]] = {}
         self._counts = [0] * world_size
@@ -63,16 +70,14 @@ class Ledger:
         self._unknown = set(range(1, world_size))
         self._last_done = first_id - 1
         self.failed: set[int] = set()
-        """Checkpoints of which rank 0 could not write its part."""
-        self._failed_parts: set[tuple[int, int]] = set()
-        self._owners: set[int] = set()
+        """Checkpoints of which a part could not be written."""
+        self._owners: set[int] = set(former_owners)
         """Ranks that have given something of their own, or meant to."""
         self._first_save: Part | None = None
         self._last_save: Part | None = None
         """Of rank 0."""
         self._given_up: set[int] = set()
-        self._to_drop: list[int] = []
-        self._silent: list[int] = []
+        self._to_drop: set[int] = set()
 
     @property
     def savers(self) -> frozenset[int]:
@@ -80,9 +85,14 @@ class Ledger:
         return frozenset(self._savers)
 
     @property
-    def waits_for_word(self) -> bool:
-        """Whether a report, too, can complete a checkpoint now."""
-        return bool(self._unknown and self._parts)
+    def owners(self) -> frozenset[int]:
+        """The ranks that have given something of their own, or meant to."""
+        return frozenset(self._owners)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a checkpoint that something else than a part, too, could complete."""
+        return bool(self._parts)
 
     def begin(self, rank: int, id: int) -> None:
         """The rank has begun to write its part: it is rank 0, or has something of its own. It may have been faster than
@@ -90,8 +100,7 @@ class Ledger:
         self._count(rank, id)
         if rank:
             self._owners.add(rank)
-        is_told = rank in self._parts.get(id, {}) or (rank, id) in self._failed_parts
-        if id > self._last_done and not is_told and id not in self._given_up:
+        if id > self._last_done and rank not in self._parts.get(id, {}) and id not in self._given_up:
             self._writing.setdefault(id, set()).add(rank)
 
     def add(self, part: Part) -> None:
@@ -102,19 +111,26 @@ class Ledger:
             self._owners.add(part.rank)
         if part.rank == 0:
             self._first_save, self._last_save = self._first_save or part, part
-        if part.id > self._last_done and part.id not in self._given_up:
-            self._parts.setdefault(part.id, {})[part.rank] = part
-            self._give_up_excess()
+        if part.id in self._given_up or part.id <= self._last_done:
+            self._to_drop.add(part.id)
+            return
+        self._parts.setdefault(part.id, {})[part.rank] = part
+        self._give_up_excess()
+
+    def is_too_late(self, part: Part) -> bool:
+        """Whether the checkpoint was committed without it."""
+        return part.id <= self._last_done
 
     def fail(self, rank: int, id: int) -> None:
         """The part could not be written: this checkpoint will not be."""
         self._count(rank, id)
         self._writing.get(id, set()).discard(rank)
-        self._failed_parts.add((rank, id))
-        if rank == 0:
-            self.failed.add(id)
-        else:
+        self.failed.add(id)
+        if rank:
             self._owners.add(rank)
+        if id > self._last_done:
+            self._given_up.add(id)
+            self._drop(id)
 
     def end(self, rank: int) -> None:
         self._ended.add(rank)
@@ -128,17 +144,24 @@ class Ledger:
         self._savers.add(rank)
         self._unknown.discard(rank)
 
-    def take_complete(self, num_reports: Sequence[int]) -> list[Cut]:
-        """Those that count from now on, oldest first; `num_reports` are the reports of this attempt, by rank."""
+    def take_complete(self, num_reports: Sequence[int], num_settled: Sequence[int] | None = None) -> list[Cut]:
+        """Those that count from now on, oldest first. `num_reports` are the reports of this attempt, by rank;
+        `num_settled` those of them before which every save has been told, if that is less."""
         while self._unknown:
             # one is enough to wait for; to ask all of them each time would make many ranks slow
             rank = next(iter(self._unknown))
-            if not self._abstains(rank, num_reports):
+            if not self._abstains(rank, num_reports if num_settled is None else num_settled):
                 return []
             self._unknown.discard(rank)
-            if self._is_unheard_of(rank, num_reports) and not self._nobody_reports(rank, num_reports):
-                self._silent.append(rank)
-        return self._take(id for id, parts in self._parts.items() if self._savers <= parts.keys())
+        whole = [id for id, parts in self._parts.items() if self._savers <= parts.keys()]
+        return self._take(id for id in whole if self._have_reported(self._parts[id][0].iteration, num_reports))
+
+    def _have_reported(self, iteration: int, num_reports: Sequence[int]) -> bool:
+        """Whether every rank that reports has made all reports up to there."""
+        return all(
+            self._first_iteration + count >= iteration or (count == 0 and rank in self._ended)
+            for rank, count in enumerate(num_reports)
+        )
 
     def take_salvage(self, num_reports: Sequence[int]) -> list[Cut]:
         """At the end of the attempt, when nothing more will come: those that are complete without the parts that are
@@ -150,46 +173,47 @@ class Ledger:
         self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
 
         def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
-            if rank in parts:
+            if rank in parts or not (rank in self._savers or rank in self._unknown):
                 return True
-            if self._is_unheard_of(rank, num_reports) and self._nobody_reports(rank, num_reports):
-                return rank in self._unknown
-            if rank not in self._savers and rank not in self._unknown:
+            if rank in self._unknown and self._nobody_reports(rank, num_reports):
                 return True
-            has_come_so_far = self._first_iteration + num_reports[rank] >= parts[0].iteration
-            return has_come_so_far and rank not in self._owners and not any(part.has_own for part in parts.values())
+            return rank not in self._owners and not any(part.has_own for part in parts.values())
 
         return self._take(
             id
             for id, parts in self._parts.items()
-            if 0 in parts and all(can_do_without(rank, parts) for rank in range(self.world_size))
+            if 0 in parts
+            and self._have_reported(parts[0].iteration, num_reports)
+            and all(can_do_without(rank, parts) for rank in range(self.world_size))
         )
 
     def _give_up_excess(self) -> None:
-        """Where a rank is far behind, not every checkpoint of rank 0 can wait for it: the oldest ones, which it reaches
-        first, and the newest do."""
-        waiting = sorted(id for id, parts in self._parts.items() if 0 in parts)
-        if len(waiting) > MOST_WAITING:
-            self._given_up.add(waiting[-2])
-            self._drop(waiting[-2])
+        """Where a rank is far behind, not every checkpoint can wait for it: the oldest ones, which it reaches first,
+        and the newest do."""
+        if len(self._parts) > self._most_waiting:
+            newest_but_one = sorted(self._parts)[-2]
+            self._given_up.add(newest_but_one)
+            self._drop(newest_but_one)
 
     def _drop(self, id: int) -> None:
         self._parts.pop(id, None)
         self._writing.pop(id, None)
-        self._to_drop.append(id)
+        self._to_drop.add(id)
 
     def take_lost(self) -> list[int]:
-        """The ids of checkpoints that were begun and will never be: a later one is complete, or too many waited."""
+        """The ids of checkpoints of which something was put, and which will never be: a later one is complete, too many
+        waited, or a part came too late."""
         for id in {*self._parts, *self._writing}:
             if id <= self._last_done:
                 self._drop(id)
-        lost, self._to_drop = sorted(self._to_drop), []
+        lost, self._to_drop = sorted(self._to_drop), set()
         return lost
 
-    def take_silent(self) -> list[int]:
-        """Ranks that, since the last time, have come to be taken for such as do not save because they are silent."""
-        silent, self._silent = self._silent, []
-        return silent
+    def take_rest(self) -> list[int]:
+        """The attempt is over: the ids of all that was begun and is not complete."""
+        for id in {*self._parts, *self._writing}:
+            self._drop(id)
+        return self.take_lost()
 
     def is_hopeful(self, gone: Iterable[int] = ()) -> bool:
         """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
@@ -220,17 +244,16 @@ class Ledger:
         first, last = self._first_save, self._last_save
         if first is None or last is None:
             return False
-        if self._first_iteration + num_reports[rank] > first.iteration:
+        # by more than one report: a rank may well report a step and then save it, where rank 0 does it the other way
+        if self._first_iteration + num_reports[rank] > first.iteration + 1:
             return True
-        patience_s = SILENCE_OF_ALL_S if self._nobody_reports(rank, num_reports) else SILENCE_S
-        return self._is_unheard_of(rank, num_reports) and last.time - first.time >= patience_s
-
-    def _is_unheard_of(self, rank: int, num_reports: Sequence[int]) -> bool:
-        return not num_reports[rank] and rank not in self._ended and rank not in self._former_savers
+        return self._nobody_reports(rank, num_reports) and last.time - first.time >= SILENCE_S
 
     def _nobody_reports(self, rank: int, num_reports: Sequence[int]) -> bool:
+        """Nor has this rank ever saved, so that nothing is known of it."""
         last = self._last_save
-        return last is not None and last.iteration == self._first_iteration and not num_reports[rank]
+        is_silent = last is not None and last.iteration == self._first_iteration and not num_reports[rank]
+        return is_silent and rank not in self._former_savers
 
     def _take(self, ids: Iterable[int]) -> list[Cut]:
         cuts = [Cut(id, tuple(self._parts[id][rank] for rank in sorted(self._parts[id]))) for id in sorted(ids)]

@@ -1,7 +1,7 @@
 """One run as it is recorded: what ranks send goes in, steps and checkpoints come out, durable and told.
 
     report       paired with those of the other ranks; a whole step goes to the run folder, to the callbacks, and to
-                 whoever iterates over `steps`
+                 `on_step`. It carries its number, as the session stamps it
     part         one rank's share of a checkpoint; with the last of them, and the steps before it, it is committed
     note         a line of events.jsonl
 
@@ -10,13 +10,13 @@ feeds it from many, a loop on rank 0 from its own process.
 """
 
 import logging
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo
+from paceline.checkpoints.part import Part
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.landmark import Landmark
 from paceline.recording.gather import Gather, Mismatch, Report
@@ -33,10 +33,13 @@ class Recorder:
     def __init__(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList, checkpoint_root: str):
         self.request, self.folder, self.callbacks = request, folder, callbacks
         self.attempt = folder.first_attempt
+        self.on_step: Callable[[list[Report]], None] = lambda step: None
+        """Called with each whole step, a copy, after the run folder and the callbacks have got it."""
         self.saved = Saved(request, checkpoint_root, is_resumed=self.attempt > 0)
-        self.steps: deque[list[Report]] = deque()
-        """Whole steps that nobody has taken yet."""
         self._gather = Gather(1)
+        self._heard: list[int] = [0]
+        self._settled: list[int] = [0]
+        """The reports of each rank at the last `tick`, and at the one before: see there."""
         self._world_size: int | None = None
         self._is_settled = True
 
@@ -61,12 +64,16 @@ class Recorder:
             self.folder.close()
             raise
 
-    def begin(self, pids: Sequence[int], reason: str = "") -> tuple[Start, tuple[Landmark, ...]]:
-        """An attempt begins with these workers, for this reason. Returns where, and how workers know their way."""
+    def begin(
+        self, pids: Sequence[int], reason: str = "", told_size: int | None = None
+    ) -> tuple[Start, tuple[Landmark, ...]]:
+        """An attempt begins with these workers, for this reason. Returns where, and how workers know their way.
+        `told_size` is how many ranks there are, where not all of them are listened to."""
         world_size = len(pids)
         self._tell_size(world_size, reason)
-        start, landmarks = self.saved.begin(world_size)
+        start, landmarks = self.saved.begin(world_size, told_size)
         self._gather, self._is_settled = Gather(world_size), False
+        self._heard = self._settled = [0] * world_size
         name = (
             start.checkpoint
             if start.checkpoint is None or isinstance(start.checkpoint, str)
@@ -89,17 +96,14 @@ class Recorder:
                 step = self._gather.add(rank, value)
                 if step is not None:
                     self._deliver(step)
-                if self.saved.ledger.waits_for_word:
-                    self._commit_complete()
             case "saving":
                 self.saved.ledger.begin(rank, value)
             case "part":
-                self.saved.ledger.add(value)
-                self._commit_complete()
-                self.saved.drop_lost()
+                self._take_part(value)
             case "save_failed":
                 id, reason = value
                 self.saved.ledger.fail(rank, id)
+                self.saved.drop_lost()
                 self.folder.record_event("save_failed", id=id, rank=rank, reason=reason)
             case "note":
                 name, fields = value
@@ -109,8 +113,26 @@ class Recorder:
         """The rank's function has returned."""
         self._gather.end(rank)
         self.saved.ledger.end(rank)
-        if self.saved.ledger.waits_for_word:
+
+    def tick(self) -> None:
+        """Between two rounds of `take`. A save that was made before a report is told, at the latest, in the round after
+        the one in which that report came: only then does the report show that its rank does not save."""
+        self._settled = self._heard
+        if self.saved.ledger.is_waiting:
             self._commit_complete()
+        self._heard = list(self._gather.counts)
+
+    def _commit_complete(self) -> None:
+        self._commit(self.saved.ledger.take_complete(self._gather.counts, self._settled))
+        self.saved.drop_lost()
+
+    def _take_part(self, part: Part) -> None:
+        ledger = self.saved.ledger
+        if ledger.is_too_late(part):
+            logger.warning("Rank %d has saved checkpoint %d after it was committed without it.", part.rank, part.id)
+            self.folder.record_event("late_part", id=part.id, rank=part.rank)
+        ledger.add(part)
+        self._commit_complete()
 
     def mismatch(self) -> Mismatch | SaveMismatch | None:
         """What the ranks have done unequally often, as soon as it is known."""
@@ -123,7 +145,8 @@ class Recorder:
         if self._is_settled:
             return
         self._is_settled = True
-        self._commit(self.saved.ledger.take_salvage(self._gather.counts))
+        for take in (self.saved.ledger.take_complete, self.saved.ledger.take_salvage):
+            self._commit(take(self._gather.counts))
         self.saved.end_attempt()
         latest = self.saved.latest
         for reports in self._gather.leftovers():
@@ -150,13 +173,9 @@ class Recorder:
 
     def _deliver(self, step: list[Report]) -> None:
         self.folder.record_step(step[0]["_training_iteration"], self.attempt, step)
-        self.steps.append([dict(report) for report in step])  # callbacks may do with theirs as they like
+        copy = [dict(report) for report in step]  # callbacks may do with theirs as they like
         self.callbacks.handle_result(step)
-
-    def _commit_complete(self) -> None:
-        self._commit(self.saved.ledger.take_complete(self._gather.counts))
-        for rank in self.saved.ledger.take_silent():
-            logger.warning("Rank %d neither reports nor saves, while rank 0 does: checkpoints do without it.", rank)
+        self.on_step(copy)
 
     def _commit(self, cuts: Sequence[Cut]) -> None:
         if not cuts:

@@ -13,8 +13,8 @@ from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.storage.landmark import Landmark
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
-from paceline.errors import CheckpointNotFoundError, CheckpointWriteError
-from paceline.recording.ledger import Cut, Ledger
+from paceline.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError
+from paceline.recording.ledger import MOST_WAITING, Cut, Ledger
 from paceline.runs.request import RunRequest
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ class Saved:
         self._store = CheckpointStore(root, self._storage)
         self._ledger = Ledger(1, request.first_checkpoint_id)
         self._former_savers: frozenset[int] = frozenset()
+        self._former_owners: frozenset[int] = frozenset()
+        self._world_size = 1
         self._spare_id: int | None = None
 
     @property
@@ -49,10 +51,13 @@ class Saved:
     def ledger(self) -> Ledger:
         return self._ledger
 
-    def begin(self, world_size: int) -> tuple[Start, tuple[Landmark, ...]]:
-        """A new attempt: it goes on from the latest checkpoint, and its drafts are apart from all before it."""
+    def begin(self, world_size: int, told_size: int | None = None) -> tuple[Start, tuple[Landmark, ...]]:
+        """A new attempt: it goes on from the latest checkpoint, and its drafts are apart from all before it. There are
+        `told_size` ranks in all, if only some of them are listened to."""
+        self._world_size = told_size or world_size
         if self._is_resumed:
             self._is_resumed, self.latest = False, self._find_latest()
+            self._former_savers |= frozenset(self.latest.ranks if self.latest else ())
         self._storage.sweep()
         token = secrets.token_hex(4)
         self._store = CheckpointStore(self.root, self._storage, token)
@@ -64,7 +69,10 @@ class Saved:
         if self.latest is not None:
             checkpoint, iteration = self.latest.path, self.latest.iteration
         self._spare_id = None if self.latest is None else self.latest.id
-        self._ledger = Ledger(world_size, first_id, iteration, self._former_savers)
+        most_waiting = 2 if self.is_in_memory else MOST_WAITING  # the oldest and the newest: fewer may never meet
+        self._ledger = Ledger(
+            world_size, first_id, iteration, self._former_savers, self._former_owners, most_waiting=most_waiting
+        )
         self._start = Start(checkpoint, iteration, first_id, self.root, token)
         return self._start, self.relay.begin()
 
@@ -74,15 +82,21 @@ class Saved:
         return latest if latest is not None and latest.id >= self._request.first_checkpoint_id else None
 
     def end_attempt(self) -> None:
+        """Nothing more will come of it: delete what was begun and is not complete."""
         self._former_savers |= self._ledger.savers
+        self._former_owners |= self._ledger.owners
+        for id in self._ledger.take_rest():
+            self._discard(id)
 
     def commit(self, cuts: Sequence[Cut]) -> list[CheckpointInfo | CheckpointWriteError]:
         """Make checkpoints of them, drop what they have overtaken, and prune. For each, what it is now or why not."""
-        results = [self._commit_one(cut) for cut in cuts]
-        committed = [info for info in results if isinstance(info, CheckpointInfo)]
+        results: list[CheckpointInfo | CheckpointWriteError] = []
+        for cut in cuts:
+            results.append(self._commit_one(cut))
+            if isinstance(results[-1], CheckpointInfo):
+                self.latest = results[-1]
         self.drop_lost()
-        if committed:
-            self.latest = committed[-1]
+        if any(isinstance(result, CheckpointInfo) for result in results):
             self._prune()
         return results
 
@@ -90,7 +104,7 @@ class Saved:
         path = self._store.path_of(cut.id)
         for attempt in range(1, _NUM_ATTEMPTS + 1):
             try:
-                return self._store.commit(cut.parts, self._ledger.world_size)
+                return self._store.commit(cut.parts, self._world_size)
             except FileExistsError as error:
                 if attempt > 1 and (info := self._committed(cut)) is not None:
                     return info  # the try before had worked, and only the answer was lost
@@ -126,7 +140,7 @@ class Saved:
         strategy = CheckpointStrategy(num_to_keep=1) if self.is_in_memory else self._strategy
         try:
             self._store.prune(strategy, self._spare_id)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             # one too many on disk is no reason to stop training, and the next commit prunes again
             logger.warning("Old checkpoints in %s could not be deleted: %s", self.root, error)
 
@@ -135,6 +149,8 @@ class Saved:
         if self.latest is not None and self.latest.id >= id:
             return CommittedFound(self.latest.path)
         if id in self._ledger.failed:
+            if self.latest is not None:
+                return CommittedFound(self.latest.path)
             return CheckpointNotFoundError(
                 f"{self._store.path_of(id)} was not saved: it could not be written. The rank, or the driver, says why."
             )
@@ -142,10 +158,8 @@ class Saved:
         if found is None:
             return None
         id, parts = found
-        files = {record for part in (parts[0], parts.get(rank)) if part is not None for record in part.files}
-        return DraftFound(
-            id, self._store.draft_of(id), tuple(files), self._ledger.world_size, tuple(sorted({0, rank} & parts.keys()))
-        )
+        files = tuple(record for part in parts.values() for record in part.files)
+        return DraftFound(self._store.draft_of(id), files, self._world_size)
 
     def load(self, path: str) -> Checkpoint:
         """One of this run's, or the one it was given; in memory, too."""
@@ -162,6 +176,9 @@ class Saved:
         return None if self.is_in_memory else self._store.best(self._strategy)
 
     def close(self) -> None:
-        """Leave nothing but checkpoints behind. Idempotent."""
+        """Leave nothing but the checkpoints that are to be kept. Idempotent."""
         self._storage.sweep()
+        if self._spare_id is not None and self.latest is not None and self.latest.id != self._spare_id:
+            self._spare_id = None
+            self._prune()
         self.relay.close()

@@ -1,9 +1,9 @@
 """A session that is recorded in its own process, without a driver: a loop on rank 0, or a test."""
 
+import threading
 from contextlib import ExitStack
 from typing import Any
 
-from paceline.checkpoints.part import Found
 from paceline.errors import CheckpointNotFoundError
 from paceline.recording.recorder import Recorder
 from paceline.workers.base import Place
@@ -11,33 +11,42 @@ from paceline.workers.reports import unpack
 
 
 class RecorderWire:
-    """The worker's end of no connection: what the session sends is recorded before `send` returns."""
+    """The worker's end of no connection: what the session sends is recorded before `send` returns. Without a recorder
+    nobody listens, and everything is dropped. Thread-safe."""
 
-    def __init__(self, recorder: Recorder, place: Place | None = None):
-        self.place = place or Place()
+    def __init__(self, place: Place, recorder: Recorder | None):
+        self.place = place
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
         self.leaving = ExitStack()
         self.stopping = False
         self._recorder = recorder
+        self._turn = threading.RLock()
+        """Checkpoints are told from a thread of their own, and who listens expects one at a time."""
 
     def report(self, packed: bytes) -> None:
-        self._recorder.take(0, "report", unpack(packed))
+        if self._recorder is not None:
+            with self._turn:
+                self._recorder.take(0, "report", unpack(packed))
 
     def send(self, kind: str, value: Any) -> None:
-        self._recorder.take(0, kind, value)
+        if self._recorder is not None:
+            with self._turn:
+                self._recorder.take(0, kind, value)
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
-        if topic == "storage":
-            answer = self._recorder.saved.relay.answer(value)
-        elif topic == "checkpoint":
-            answer = self._recorder.saved.find(0, value) or CheckpointNotFoundError(f"checkpoint {value} is not saved")
-        else:
-            answer = None
+        with self._turn:
+            answer = self._answer(topic, value)
         if isinstance(answer, BaseException):
             raise answer
-        found: Found | Any = answer
-        return found
+        return answer
+
+    def _answer(self, topic: str, value: Any) -> Any:
+        saved = None if self._recorder is None else self._recorder.saved
+        if topic == "checkpoint":
+            missing = CheckpointNotFoundError("Only rank 0 is recorded here: other ranks cannot load what was saved.")
+            return missing if saved is None else saved.find(0, value) or missing
+        return saved.relay.answer(value) if topic == "storage" and saved is not None else None
 
     def flush(self) -> None:
         pass

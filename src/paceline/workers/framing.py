@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import select
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,22 @@ def framed(body: bytes) -> bytes:
 
 def send_message(sock: socket.socket, message: Any) -> None:
     sock.sendall(framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+
+
+def send_patiently(sock: socket.socket, message: Any, timeout_s: float) -> None:
+    """The same over a socket that does not block. TimeoutError if the other end does not read: the stream is then torn,
+    and so the connection is closed."""
+    data = memoryview(framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+    deadline = time.monotonic() + timeout_s
+    while data:
+        try:
+            data = data[sock.send(data) :]
+        except BlockingIOError:
+            poller = select.poll()
+            poller.register(sock, select.POLLOUT)
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                sock.shutdown(socket.SHUT_RDWR)
+                raise TimeoutError("the other end does not read") from None
 
 
 def recv_message(sock: socket.socket) -> Any:

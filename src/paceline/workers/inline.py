@@ -67,12 +67,14 @@ class InlineGroup:
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         self._call = calls[0]
+        if self._wire is not None:
+            self._wire.stopping = False
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
         if self._call is None or self._wire is None:
             return
         call, self._call = self._call, None
-        self._wire.deliver, self._wire.stopping = deliver, False
+        self._wire.deliver = deliver
         deliver(self._run(call, self._wire))
 
     def _run(self, call: Call, wire: "InlineWire") -> Event:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -40,7 +41,7 @@ from paceline.workers.base import (
     rank_environ,
 )
 from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, share_gpus
-from paceline.workers.framing import FrameReader, send_message
+from paceline.workers.framing import FrameReader, send_patiently
 from paceline.workers.nursery import Nursery, shared_nursery
 from paceline.workers.output import LogTail
 from paceline.workers.reports import Report, ReportReader
@@ -50,6 +51,9 @@ BATCH_S = 0.05
 """How long reports may gather before the driver takes them."""
 
 _PIPE_BYTES = 1 << 20
+
+_TELL_S = 30.0
+"""How long a worker may take to make room for something it is told: its reader is a thread that does nothing else."""
 
 
 class LocalEngine:
@@ -162,9 +166,8 @@ class LocalGroup:
         return self._size.min if self._size.min == self._size.max else self._size.clamp(self._num_slots())
 
     def request_stop(self) -> None:
-        for worker in self._workers:
-            with contextlib.suppress(OSError):
-                send_message(worker.line.sock, ("stop",))
+        for worker in list(self._workers):
+            worker.request_stop()
 
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         if not self._workers:
@@ -282,6 +285,8 @@ class _Worker:
         self.stacks_path = Path(spec["stacks_path"])
         self.alive = True
         self._busy = False
+        self._one_writer = threading.Lock()
+        self._is_stop_due = False
         self._nursery = nursery
         self._log = LogTail(Path(spec["log_path"]))
         self._old_log: LogTail | None = None
@@ -293,10 +298,26 @@ class _Worker:
         self.tell("call", payload, str(log_path) if log_path else None)
 
     def tell(self, *message: Any) -> None:
-        self.line.sock.setblocking(True)
+        with self._one_writer:
+            self._send(message)
+        self._send_stop_if_due()
+
+    def request_stop(self) -> None:
+        """From any thread, or a signal handler in the middle of `tell`, which then says it when it is done."""
+        self._is_stop_due = True
+        self._send_stop_if_due()
+
+    def _send_stop_if_due(self) -> None:
+        while self._is_stop_due and self._one_writer.acquire(blocking=False):
+            try:
+                self._is_stop_due = False
+                self._send(("stop",))
+            finally:
+                self._one_writer.release()
+
+    def _send(self, message: Any) -> None:
         with contextlib.suppress(OSError):  # a dead worker is reported by poll
-            send_message(self.line.sock, message)
-        self.line.sock.setblocking(False)
+            send_patiently(self.line.sock, message, _TELL_S)
 
     def events(self, is_gone: bool) -> list[Event]:
         """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
@@ -331,8 +352,7 @@ class _Worker:
         return self.alive and not self._busy and not self.wait(0)
 
     def dismiss(self) -> None:
-        with contextlib.suppress(OSError):
-            send_message(self.line.sock, ("exit",))
+        self.tell("exit")
 
     def end(self, patience_s: float) -> None:
         """Wait as long as allowed, then kill the worker and whatever it has started."""

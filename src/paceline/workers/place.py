@@ -53,7 +53,7 @@ def _place(told: Mapping[str, tuple[str, str | None]]) -> Place:
     numbers = {}
     for name, (variable, text) in told.items():
         if text:
-            if not text.isdecimal():
+            if not (text.isascii() and text.isdecimal() and len(text) < 10):
                 raise ArgumentError(
                     f"The environment variable {variable} is {text!r}; expected a whole number from 0 on."
                 )

@@ -96,8 +96,8 @@ def _read_commands(wire: ProcessWire, commands: "queue.SimpleQueue[tuple[bytes, 
     while True:
         try:
             verb, *args = recv_message(wire.sock)
-        except (EOFError, OSError):
-            os.killpg(0, signal.SIGKILL)  # the driver is gone: nothing that this worker started may stay
+        except BaseException:  # the driver is gone, or what it says makes no sense: nothing that we started may stay
+            os.killpg(0, signal.SIGKILL)
         if verb == "call":
             wire.stopping, wire.is_busy = False, True
             commands.put((args[0], args[1]))

@@ -101,8 +101,9 @@ class FsspecStorage:
         with _as_os_errors(self.path_of(draft.name)):
             fs, root = self._open()
             self._refuse_committed(fs, root, draft.name)
+            present = {str(path).rpartition(f"/{draft.name}/")[2] for path in fs.find(f"{root}/{draft.name}")}
             for file in files:
-                if not fs.exists(f"{root}/{draft.name}/{file}"):
+                if file not in present:
                     raise FileNotFoundError(f"{self.path_of(draft.name)}/{file} is not there")
             # not with a conditional request: few services know them, and one that is repeated after
             # a lost answer would take our own manifest for someone else's

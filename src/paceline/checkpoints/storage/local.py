@@ -70,6 +70,9 @@ class LocalStorage:
             for file in files:
                 _write_file(folder / file.name, file)
                 written.append(folder / file.name)
+            above = {parent for path in written for parent in path.parents}
+            for inside in {folder, *(parent for parent in above if folder in parent.parents)}:
+                _fsync(inside)
         except BaseException:
             for path in written:
                 path.unlink(missing_ok=True)
@@ -84,8 +87,7 @@ class LocalStorage:
         path = folder / manifest.name
         path.unlink(missing_ok=True)  # of an earlier try
         _write_file(path, manifest)
-        for inside, _, _ in os.walk(folder):
-            _fsync(inside)
+        _fsync(folder)
         self._rename(folder, target)
         _fsync(self._root)
 
