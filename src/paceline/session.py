@@ -1,7 +1,7 @@
 """Inside a worker: the only door between the training function and the driver.
 
-The functions here work in a worker and outside of one. Outside, they do what makes sense for a single process (rank 0
-of 1, nothing recorded) and say so once, so the same training function also runs by hand.
+The functions here work in a worker and outside of one. Outside, nothing is recorded, which is said once, and the ranks
+are those of the launcher that has started the process, or rank 0 of 1: the same training function also runs by hand.
 """
 
 import logging

@@ -446,3 +446,52 @@ def test_checkpoint_that_is_being_written_when_the_function_raises_is_finished(w
     with pytest.raises(ValueError, match="too bad"):
         warm.run(train_func)
     assert warm.latest_checkpoint["step"] == 7
+
+
+def train_quickly(config):
+    for step in range(1, 40):
+        paceline.report(step=step)
+        threading.Event().wait(0.01)
+
+
+class SlowOnce(SGDCallback):
+    def handle_result(self, results, **info):
+        if results[0]["step"] == 5:
+            threading.Event().wait(2.5)
+
+
+def test_slow_driver_is_no_hang_of_the_workers(tmp_path):
+    with Trainer(BackendConfig(), num_workers=2, hang_timeout_s=2, engine="local", logdir=tmp_path) as trainer:
+        trainer.run(train_quickly, {}, callbacks=[SlowOnce()])
+        with trainer.run_iterator(train_quickly, {}) as steps:
+            next(steps)
+            threading.Event().wait(2.5)
+            steps.get_final_results(force=True)
+    for run in paceline.list_runs(tmp_path):
+        assert [event["kind"] for event in run.events if event["kind"] in ("hang", "restart")] == []
+
+
+def save_and_load_much(config):
+    for step in range(4):
+        paceline.save_checkpoint(step=step, much=bytes(12_000_000))
+        assert len(paceline.load_checkpoint()["much"]) == 12_000_000
+    return "whole"
+
+
+def test_stop_from_another_thread_does_not_tear_what_a_worker_is_being_told(tmp_path):
+    """The answers to a worker that loads from the driver's memory are large, and a stop may come in their midst."""
+    done = threading.Event()
+
+    def stop_again_and_again():
+        while not done.wait(0.0005):
+            trainer.stop()
+
+    with Trainer(BackendConfig(), num_workers=1, engine="local", logdir=tmp_path) as trainer:
+        thread = threading.Thread(target=stop_again_and_again, name="paceline-test-stop")
+        thread.start()
+        try:
+            values = trainer.run(save_and_load_much, {}, checkpoint_strategy=CheckpointStrategy(num_to_keep=0))
+        finally:
+            done.set()
+            thread.join()
+    assert values == ["whole"]

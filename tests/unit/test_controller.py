@@ -297,6 +297,21 @@ def engine_root():
     return newest_run().request["checkpoint_root"]
 
 
+class StopOnRestart(SGDCallback):
+    def handle_restart(self, attempt, reason, **info):
+        self.trainer.stop()
+
+
+@pytest.mark.parametrize("attempts", [1, 2], ids=["and no worker can be started", "and workers could be started"])
+def test_stop_when_the_function_is_about_to_be_started_again(attempts):
+    callback = StopOnRestart()
+    engine = ScriptedEngine([[[*reports(1), dies()]]] + [[[returns("again")]]] * (attempts - 1))
+    callback.trainer = Trainer(backend=BackendConfig(), num_workers=1, engine=engine, logdir="scripted")
+    assert callback.trainer.run(lambda: None, callbacks=[callback]) == [None]
+    assert paceline.load_run(callback.trainer.latest_run_dir).status.state == "STOPPED"
+    assert engine.groups[0].num_starts == 1
+
+
 def train_by_script(start, steps, save_every, order, kill=None):
     """Scripts of two ranks without collectives: each reports and saves by itself; `order` is which of them acts next,
     and the victim dies after so many of its lines."""

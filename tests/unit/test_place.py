@@ -41,7 +41,7 @@ def test_no_launcher(environ):
     assert place_from_environ(environ) is None
 
 
-@pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("-1", "2"), ("2", "2"), ("0", "1.5")])
+@pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("-1", "2"), ("2", "2"), ("0", "1.5"), ("9" * 5000, "2")])
 def test_variables_that_cannot_be(rank, size):
     with pytest.raises(ArgumentError, match=r"RANK|WORLD_SIZE"):
         place_from_environ({"RANK": rank, "WORLD_SIZE": size})

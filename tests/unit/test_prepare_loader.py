@@ -451,7 +451,19 @@ def test_announced_epoch_keeps_only_a_loaded_batch(begun, epoch, expected):
     assert (position.epoch, position.done, position.is_begun) == (*expected, False)
 
 
-@pytest.mark.parametrize("state", [{}, {"epoch": 1}, {"epoch": "x", "done": 0}, None, [], {"epoch": -1, "done": 0}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"epoch": 1},
+        {"epoch": "x", "done": 0},
+        None,
+        [],
+        {"epoch": -1, "done": 0},
+        {"epoch": 0, "done": float("inf")},
+        {"epoch": 0, "done": 10**20},
+    ],
+)
 def test_state_that_is_none(state):
     with pytest.raises(ArgumentError, match=r"a loader's (state|epoch)"):
         prepared(DataLoader(Numbers(4))).load_state_dict(state)

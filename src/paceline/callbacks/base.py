@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 class SGDCallback:
-    """Listens to a run, on the driver, in the driver's thread. Override what you need; the rest does nothing.
+    """Listens to a run, on the driver, one call at a time. Override what you need; the rest does nothing.
 
     The timeline of a run, for the callbacks in the order of the list:
 

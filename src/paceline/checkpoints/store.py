@@ -57,7 +57,7 @@ class CheckpointStore:
         return 1 + max(self._ids(), default=0)
 
     def stage(self, directory: str | Path) -> StagedDirectory:
-        """Copies a user's directory to where `commit` takes it from. ArgumentError if it is none, or holds no
+        """Copies a user's directory to where `put` takes it from. ArgumentError if it is none, or holds no
         files.
         """
         return user_directory.stage(directory, self.storage.workspace, FILES_DIR)

@@ -5,7 +5,7 @@
                 end: all ranks are asked to save and return
     RUNNING     there is room for more workers, and nothing is lost by going on     OVER
                 with them: a checkpoint was just committed
-    LEAVING     the time that they have for it is over                              OVER
+    LEAVING     the time that they have for it is over (also when TROUBLED)         OVER
     (both)      a rank died or raised, or the ranks do something unequally often    TROUBLED
     TROUBLED    nothing that explains it better is to be expected any more          OVER
     (all)       every rank has ended                                                OVER

@@ -1,7 +1,7 @@
 """Torch helpers for a training function: device, model, loader, optimizer, precision, reproducibility.
 
 Every name is resolved on first use, so that importing this package does not load torch. Outside a worker each
-helper does the single-process thing, so the same function also runs by hand.
+helper goes by the launcher's ranks, or does the single-process thing: the same function also runs by hand.
 """
 
 from importlib import import_module

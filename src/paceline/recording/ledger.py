@@ -115,7 +115,6 @@ class Ledger:
             self._to_drop.add(part.id)
             return
         self._parts.setdefault(part.id, {})[part.rank] = part
-        self._give_up_excess()
 
     def is_too_late(self, part: Part) -> bool:
         """Whether the checkpoint was committed without it."""
@@ -187,13 +186,12 @@ class Ledger:
             and all(can_do_without(rank, parts) for rank in range(self.world_size))
         )
 
-    def _give_up_excess(self) -> None:
+    def give_up_excess(self) -> None:
         """Where a rank is far behind, not every checkpoint can wait for it: the oldest ones, which it reaches first,
-        and the newest do."""
-        if len(self._parts) > self._most_waiting:
-            newest_but_one = sorted(self._parts)[-2]
-            self._given_up.add(newest_but_one)
-            self._drop(newest_but_one)
+        and the newest do. For when all ranks have been heard: what is merely unread is not behind."""
+        for id in sorted(self._parts)[self._most_waiting - 1 : -1]:
+            self._given_up.add(id)
+            self._drop(id)
 
     def _drop(self, id: int) -> None:
         self._parts.pop(id, None)

@@ -120,6 +120,8 @@ class Recorder:
         self._settled = self._heard
         if self.saved.ledger.is_waiting:
             self._commit_complete()
+            self.saved.ledger.give_up_excess()
+            self.saved.drop_lost()
         self._heard = list(self._gather.counts)
 
     def _commit_complete(self) -> None:

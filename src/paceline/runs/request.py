@@ -16,7 +16,7 @@ _UNTOLD = {"told": False}
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """A new option of `run` is an argument there and a field here: then it reaches the workers, `run.json` and
-    `Trainer.resume` by itself, unless the field says otherwise."""
+    `Trainer.resume` by itself, unless the field says otherwise. What has to be checked is in `arguments.request_of`."""
 
     train_func: Callable[..., Any] = field(metadata=_UNTOLD)
     takes_config: bool = field(default=False, metadata=_UNTOLD)

@@ -1,7 +1,9 @@
 """The seam between the driver and its workers.
 
-The driver talks to a `WorkerGroup`; what happened in the workers comes back as the small frozen values below, in the
-order in which each worker sent them. Engines differ in where workers live, never in what these values mean.
+The driver talks to a `WorkerGroup`; what happened in the workers comes back as the small frozen values below: the
+reports of a worker in their order, its messages in theirs, and each message after the reports that were made before
+it. (A report that was made after a message may come before it, by one `poll`.) Engines differ in where workers live,
+never in what these values mean.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class Preload:
 
 @dataclass(frozen=True)
 class Sent:
-    """Something the user's function sent through the session: a report, a committed checkpoint, a note."""
+    """Something the user's function sent through the session: a report, a part of a checkpoint, a note."""
 
     rank: int
     kind: str

@@ -1,0 +1,182 @@
+"""The recorder fed by hand: what counts when, in whatever order things come; and a script that records itself."""
+
+import threading
+
+import pytest
+
+import paceline
+from paceline import CheckpointStrategy, SGDCallback, record_run
+from paceline.callbacks.dispatch import CallbackList
+from paceline.checkpoints.content.files import record_of
+from paceline.checkpoints.content.snapshot import rank_dir, snapshot
+from paceline.checkpoints.part import Part
+from paceline.checkpoints.store import CheckpointStore
+from paceline.errors import TrainerStateError
+from paceline.recording.recorder import Recorder
+from paceline.runs import RunFolder, RunRequest, checkpoint_root
+
+
+class Run:
+    """A recorder of two ranks, and their hands."""
+
+    def __init__(self, logdir, callbacks=()):
+        request = RunRequest(train_func=print)
+        folder = RunFolder.create(logdir)
+        self.recorder = Recorder(
+            request, folder, CallbackList(callbacks), checkpoint_root(CheckpointStrategy(), folder)
+        )
+        self.recorder.open(2, 2)
+        start, _ = self.recorder.begin([1, 2])
+        self.store = CheckpointStore(start.root, token=start.token)
+        self.counts = [0, 0]
+
+    def report(self, rank, times=1):
+        for _ in range(times):
+            self.counts[rank] += 1
+            self.recorder.take(rank, "report", {"rank": rank, "_training_iteration": self.counts[rank]})
+
+    def save(self, rank, id, own=True):
+        files = snapshot({"step": self.counts[0]}).files() if rank == 0 else []
+        files += snapshot({"per_rank": {"rank": rank}}).files(rank_dir(rank)) if own else []
+        self.store.put(id, files)
+        part = Part(id, rank, self.counts[rank], 0.0, tuple(map(record_of, files)))
+        self.recorder.take(rank, "part", part)
+
+    @property
+    def latest(self):
+        latest = self.recorder.saved.latest
+        return None if latest is None else (latest.id, latest.ranks)
+
+    def events(self, kind):
+        self.recorder.folder.flush()
+        events = paceline.load_run(self.recorder.folder.path).events
+        return [event for event in events if event["kind"] == kind]
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(tmp_path / "runs")
+    yield run
+    run.recorder.close("STOPPED", None, None)
+
+
+def test_save_that_its_own_later_reports_have_overtaken_is_waited_for(run):
+    """On its way to the driver, a save may come one round after reports that were made after it."""
+    run.report(0)
+    run.save(0, 1)
+    run.report(1, times=5)  # it has saved after the first of these
+    run.recorder.tick()
+    assert run.latest is None
+    run.report(0, times=4)
+    run.save(0, 2)
+    assert run.latest is None, "not even when something else is told first in the next round"
+    run.counts[1] = 1
+    run.save(1, 1)
+    assert run.latest == (1, (0, 1))
+
+
+def test_rank_that_does_not_save_is_known_two_rounds_later(run):
+    run.report(0)
+    run.save(0, 1)
+    run.report(1, times=3)
+    run.recorder.tick()
+    assert run.latest is None
+    run.recorder.tick()
+    assert run.latest == (1, (0,))
+
+
+def test_part_that_comes_too_late_is_left_out_and_told(run, caplog):
+    test_rank_that_does_not_save_is_known_two_rounds_later(run)
+    run.save(1, 1)
+    assert [(event["id"], event["rank"]) for event in run.events("late_part")] == [(1, 1)]
+    assert "after it was committed without it" in caplog.text
+    run.recorder.tick()
+    assert not list(run.recorder.folder.checkpoints_dir.glob(".check*")), "nor is it left on the disk"
+
+
+def test_checkpoint_waits_for_the_reports_of_a_rank_that_reports_after_saving(run):
+    run.report(0)
+    run.save(0, 1)
+    run.save(1, 1)
+    assert run.latest is None
+    run.report(1)
+    run.recorder.tick()
+    assert run.latest == (1, (0, 1))
+
+
+def test_checkpoints_that_are_merely_unread_are_not_given_up(run):
+    for id in range(1, 21):
+        run.report(0)
+        run.save(0, id)
+    for id in range(1, 21):
+        run.report(1)
+        run.save(1, id)
+    run.recorder.tick()
+    assert run.latest == (20, (0, 1))
+    assert len(run.events("checkpoint")) == 20
+
+
+def test_failed_part_leaves_nothing_on_the_disk(run):
+    run.save(1, 1)
+    run.recorder.take(0, "save_failed", (1, "no space"))
+    assert not list(run.recorder.folder.checkpoints_dir.glob(".check*"))
+
+
+def test_what_was_begun_is_dropped_with_its_attempt(run):
+    run.report(0)
+    run.save(0, 1)
+    run.recorder.settle()
+    assert not list(run.recorder.folder.checkpoints_dir.glob(".check*"))
+
+
+class OneAtATime(SGDCallback):
+    def __init__(self):
+        self.turn, self.collisions, self.checkpoints = threading.Lock(), 0, 0
+
+    def handle_result(self, results, **info):
+        self.collide()
+
+    def handle_checkpoint(self, checkpoint, **info):
+        self.checkpoints += 1
+        self.collide()
+
+    def collide(self):
+        if not self.turn.acquire(blocking=False):
+            self.collisions += 1
+            return
+        for _ in range(1000):
+            pass
+        self.turn.release()
+
+
+def test_recorded_script_calls_back_one_at_a_time():
+    listener = OneAtATime()
+    with record_run(callbacks=[listener], logdir="recorded"):
+        for step in range(200):
+            paceline.report(step=step)
+            paceline.save_checkpoint(step=step)
+    assert (listener.collisions, listener.checkpoints) == (0, 200)
+
+
+def test_recorded_script_is_no_worker_and_is_not_recorded_twice(monkeypatch):
+    monkeypatch.setenv("SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS", "1")
+    with record_run(logdir="recorded") as run_dir:
+        assert not paceline.in_worker()
+        paceline.report(x=1)
+        with pytest.raises(TrainerStateError, match="recorded already"), record_run():
+            pass
+    assert "_hostname" in paceline.load_run(run_dir).metrics
+
+
+def test_rank_0_of_several_gets_its_own_back(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with record_run(logdir="recorded") as run_dir:
+        paceline.save_checkpoint(per_rank={"mine": 1})
+    with record_run(checkpoint=paceline.load_run(run_dir).latest_checkpoint_path, logdir="recorded"):
+        assert paceline.load_checkpoint().per_rank == {"mine": 1}
+    monkeypatch.setenv("RANK", "1")
+    with record_run(logdir="recorded") as nowhere:
+        assert nowhere is None
+        paceline.report(x=1)
+        paceline.save_checkpoint(per_rank={"mine": 2})
