@@ -448,12 +448,6 @@ def test_checkpoint_that_is_being_written_when_the_function_raises_is_finished(w
     assert warm.latest_checkpoint["step"] == 7
 
 
-def train_quickly(config):
-    for step in range(1, 40):
-        paceline.report(step=step)
-        threading.Event().wait(0.01)
-
-
 class SlowOnce(SGDCallback):
     def handle_result(self, results, **info):
         if results[0]["step"] == 5:
@@ -461,6 +455,11 @@ class SlowOnce(SGDCallback):
 
 
 def test_slow_driver_is_no_hang_of_the_workers(tmp_path):
+    def train_quickly(config):  # in here, so that no worker has to import this module, and torch with it
+        for step in range(1, 40):
+            paceline.report(step=step)
+            threading.Event().wait(0.01)
+
     with Trainer(BackendConfig(), num_workers=2, hang_timeout_s=2, engine="local", logdir=tmp_path) as trainer:
         trainer.run(train_quickly, {}, callbacks=[SlowOnce()])
         with trainer.run_iterator(train_quickly, {}) as steps:
