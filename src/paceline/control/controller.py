@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -68,7 +67,7 @@ class Controller:
         self._attempt: Attempt | None = None
         self._wish: Wish | None = None
         self._told_wish: Wish | None = None
-        self._busy_s = 0.0
+        self._busy_s = self._round_at = 0.0
         self._restore_sigterm: Callable[[], None] = lambda: None
         self._is_announced = False
         self._reason = "the run has begun"
@@ -131,31 +130,30 @@ class Controller:
             self._is_announced = True
             yield []
         while self._advance(attempt) is not Phase.OVER:
-            attempt.group.poll(self._patience(attempt), self._take)
+            self._listen(attempt)
             self._look_for_hang(attempt)
             self._look_for_room(attempt)
-            with self._busy():
-                self._look_for_commit(attempt, self.recorder.tick)
-                self._folder.flush()
+            begin = self._clock()
+            self._look_for_commit(attempt, self.recorder.tick)
+            self._folder.flush()
             while self._steps:
                 step = self._steps.popleft()
-                with self._busy():
-                    yield step
+                yield step
                 attempt.wanted = step[0]["_training_iteration"]
                 attempt.grant_turns(self._listened())
+            self._busy_s += self._clock() - begin
         return self._conclude(attempt.facts)
 
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        """Meanwhile nobody listens to the workers: that is no silence of theirs."""
-        begin = self._clock()
-        try:
-            yield
-        finally:
-            self._busy_s += self._clock() - begin
+    def _listen(self, attempt: Attempt) -> None:
+        """One round. What it takes beyond the wait for the first event is our own business: a slow callback, say."""
+        patience_s, begin = self._patience(attempt), self._clock()
+        self._round_at = self._listened()
+        attempt.group.poll(patience_s, self._take)
+        self._busy_s += max(0.0, self._clock() - begin - patience_s)
 
     def _listened(self) -> float:
-        """A clock that stands still while we are busy."""
+        """A clock that stands still while we are busy: nobody listens to the workers then, and that is no silence of
+        theirs."""
         return self._clock() - self._busy_s
 
     def _look_for_commit(self, attempt: Attempt, act: Callable[[], None]) -> None:
@@ -207,23 +205,16 @@ class Controller:
         return attempt.state.phase
 
     def _take(self, event: Event) -> None:
-        begin = self._clock()
-        try:
-            self._handle(event)
-        finally:
-            self._busy_s += self._clock() - begin
-
-    def _handle(self, event: Event) -> None:
         attempt = self._attempt
         assert attempt is not None
         facts, recorder = attempt.facts, self.recorder
         match event:
+            case Sent(rank, "report", report):
+                attempt.progress[rank] = self._round_at
+                recorder.take_report(rank, report)
             case Sent(rank, kind, value):
-                attempt.progress[rank] = self._listened()
-                if kind == "report":
-                    recorder.take(rank, kind, value)
-                else:
-                    self._look_for_commit(attempt, partial(recorder.take, rank, kind, value))
+                attempt.progress[rank] = self._round_at
+                self._look_for_commit(attempt, partial(recorder.take, rank, kind, value))
             case Returned(rank, (value, is_intact)):
                 facts.values[rank] = value
                 recorder.end(rank)
@@ -234,7 +225,7 @@ class Controller:
             case Preempted(rank, reason):
                 self._take_notice(facts, rank, reason)
             case Asked(rank):
-                attempt.progress[rank] = self._listened()
+                attempt.progress[rank] = self._round_at
                 self._take_question(attempt, event)
             case Died(rank):
                 self._crew.mark_unfit()
@@ -242,7 +233,7 @@ class Controller:
                     facts.died.append(event)
             case Printed(rank, text):
                 self._crew.on_print(rank, text)
-        if facts.mismatch is None and self._wish is None and not facts.preempted:
+        if facts.values and facts.mismatch is None and self._wish is None and not facts.preempted:
             facts.mismatch = recorder.mismatch()
 
     def _take_notice(self, facts: Facts, rank: int, reason: str) -> None:

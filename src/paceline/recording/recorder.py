@@ -93,9 +93,7 @@ class Recorder:
         """What a rank's session has sent, in the order in which it did."""
         match kind:
             case "report":
-                step = self._gather.add(rank, value)
-                if step is not None:
-                    self._deliver(step)
+                self.take_report(rank, value)
             case "saving":
                 self.saved.ledger.begin(rank, value)
             case "part":
@@ -108,6 +106,11 @@ class Recorder:
             case "note":
                 name, fields = value
                 self.folder.record_event(name, rank=rank, **fields)
+
+    def take_report(self, rank: int, report: Report) -> None:
+        step = self._gather.add(rank, report)
+        if step is not None:
+            self._deliver(step)
 
     def end(self, rank: int) -> None:
         """The rank's function has returned."""
