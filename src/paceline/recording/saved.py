@@ -35,7 +35,6 @@ class Saved:
         given = request.checkpoint if isinstance(request.checkpoint, str) else None
         self.relay = StorageRelay(self._storage, given)
         self.latest: CheckpointInfo | None = None
-        self._start: Start | None = None
         self._store = CheckpointStore(root, self._storage)
         self._ledger = Ledger(1, request.first_checkpoint_id)
         self._former_savers: frozenset[int] = frozenset()
@@ -73,8 +72,7 @@ class Saved:
         self._ledger = Ledger(
             world_size, first_id, iteration, self._former_savers, self._former_owners, most_waiting=most_waiting
         )
-        self._start = Start(checkpoint, iteration, first_id, self.root, token)
-        return self._start, self.relay.begin()
+        return Start(checkpoint, iteration, first_id, self.root, token), self.relay.begin()
 
     def _find_latest(self) -> CheckpointInfo | None:
         """What earlier drivers of this run have committed."""

@@ -3,10 +3,9 @@ system for it.
 """
 
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
@@ -14,7 +13,7 @@ import fsspec
 from paceline.checkpoints.content.files import SourceFile
 from paceline.checkpoints.manifest import MANIFEST_FILE
 from paceline.checkpoints.storage.base import Draft, Fetched
-from paceline.checkpoints.storage.workspace import Workspace, sweep
+from paceline.checkpoints.storage.workspace import Workspace, temporary_workspace
 from paceline.errors import ArgumentError, MissingDependencyError
 
 logger = logging.getLogger(__name__)
@@ -131,9 +130,7 @@ class FsspecStorage:
                 fs.rm(f"{root}/{name}", recursive=True)
 
     def workspace(self) -> Workspace:
-        parent = Path(tempfile.gettempdir())
-        sweep(parent)
-        return Workspace(parent)
+        return temporary_workspace()
 
     def free_bytes(self) -> int | None:
         return None

@@ -1,12 +1,10 @@
 """Checkpoints in the memory of this process: for runs that want to go on after a failure and keep nothing."""
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from paceline.checkpoints.content.files import SourceFile
 from paceline.checkpoints.storage.base import Draft, Fetched
-from paceline.checkpoints.storage.workspace import Workspace, sweep
+from paceline.checkpoints.storage.workspace import Workspace, temporary_workspace
 
 _Files = dict[str, bytes]
 
@@ -70,9 +68,7 @@ class MemoryStorage:
         self._sets.pop(name, None)
 
     def workspace(self) -> Workspace:
-        parent = Path(tempfile.gettempdir())
-        sweep(parent)
-        return Workspace(parent)
+        return temporary_workspace()
 
     def free_bytes(self) -> int | None:
         return None

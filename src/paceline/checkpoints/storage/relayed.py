@@ -2,17 +2,15 @@
 
 import errno
 import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from paceline.checkpoints.content.files import SourceFile
 from paceline.checkpoints.storage.base import Draft, Fetched
 from paceline.checkpoints.storage.messages import append, messages
-from paceline.checkpoints.storage.workspace import Workspace, sweep
+from paceline.checkpoints.storage.workspace import Workspace, temporary_workspace
 
 
 class RelayedStorage:
@@ -78,9 +76,7 @@ class RelayedStorage:
         raise PermissionError(errno.EACCES, "The driver deletes, not a worker", name)
 
     def workspace(self) -> Workspace:
-        parent = Path(tempfile.gettempdir())
-        sweep(parent)
-        return Workspace(parent)
+        return temporary_workspace()
 
     def free_bytes(self) -> int | None:
         free_bytes: int | None = self._ask("free_bytes")

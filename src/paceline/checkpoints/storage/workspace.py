@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 _PREFIX = ".paceline-staging-"
@@ -35,6 +36,13 @@ class Workspace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def temporary_workspace() -> Workspace:
+    """One where the system keeps its temporary files, for storage that is not on a disk of ours."""
+    parent = Path(tempfile.gettempdir())
+    sweep(parent)
+    return Workspace(parent)
 
 
 def sweep(parent: Path) -> None:
