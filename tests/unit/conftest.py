@@ -6,6 +6,7 @@ import pytest
 
 from paceline.checkpoints.saver import Saver
 from paceline.checkpoints.storage.base import open_storage
+from paceline.recording.ledger import Ledger
 from paceline.recording.saved import Saved
 from paceline.runs import RunRequest
 
@@ -25,6 +26,7 @@ class Driver:
         """A new attempt."""
         self.start, self.landmarks = self.saved.begin(self.world_size)
         self.num_reports = [0] * self.world_size
+        self.ledger = Ledger(self.world_size, self.start.first_id, self.start.iteration)
 
     def saver(self, rank=0, opener=open_storage):
         ears = Ears(self, rank)
@@ -33,7 +35,7 @@ class Driver:
     def take(self, rank, kind, value):
         with self._turn:
             self.heard.append((rank, kind))
-            ledger = self.saved.ledger
+            ledger = self.ledger
             if kind == "saving":
                 ledger.begin(rank, value)
             elif kind == "save_failed":
@@ -41,16 +43,20 @@ class Driver:
             else:
                 ledger.add(value)
                 self.num_reports[rank] = max(self.num_reports[rank], value.iteration - self.start.iteration)
-                self.infos += self.saved.commit(ledger.take_complete(self.num_reports, [0] * self.world_size))
+                cuts = ledger.take_complete(self.num_reports, [0] * self.world_size)
+                results = self.saved.commit(cuts)
+                self.infos += results
+                ledger.failed |= {cut.id for cut, one in zip(cuts, results, strict=True) if isinstance(one, Exception)}
+                self.saved.discard(ledger.take_lost())
 
     def end(self, *ranks):
         """They have returned."""
         for rank in ranks:
-            self.saved.ledger.end(rank)
+            self.ledger.end(rank)
 
     def find(self, rank, id):
         with self._turn:
-            return self.saved.find(rank, id)
+            return self.saved.find(id, self.ledger)
 
 
 class Ears:

@@ -300,7 +300,7 @@ def test_part_of_one_rank_cannot_be_written(driver):
     first.close()
     assert sorted(driver.heard) == [(0, "part"), (0, "saving"), (1, "save_failed"), (1, "saving")]
     assert driver.infos == []
-    assert not driver.saved.ledger.is_hopeful(), "whichever of the two messages came first"
+    assert not driver.ledger.is_hopeful(), "whichever of the two messages came first"
 
 
 @pytest.mark.parametrize(

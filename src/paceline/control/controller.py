@@ -111,7 +111,7 @@ class Controller:
             self._look_for_commit(attempt, self.recorder.tick)
 
     def _is_saving(self, attempt: Attempt) -> bool:
-        return not attempt.facts.is_troubled and self.recorder.saved.ledger.is_hopeful()
+        return not attempt.facts.is_troubled and self.recorder.is_saving()
 
     def _on_sigterm(self) -> None:
         """In a signal handler: only leave a note, which the loop finds."""
@@ -258,7 +258,7 @@ class Controller:
     def _answer_searches(self, attempt: Attempt) -> None:
         searches, attempt.searches = attempt.searches, []
         for question in searches:
-            found = self.recorder.saved.find(question.rank, question.value)
+            found = self.recorder.find(question.value)
             if found is None:
                 attempt.searches.append(question)
             else:
@@ -324,8 +324,7 @@ class Controller:
         """End the attempt. A checkpoint that is just being written may be finished first: it was saved in time."""
         attempt, deadline = self._attempt, self._clock() + grace_s
         if attempt is not None:
-            ledger = self.recorder.saved.ledger
-            while ledger.is_hopeful(self._gone(attempt)) and self._clock() < deadline:
+            while self.recorder.is_saving(self._gone(attempt)) and self._clock() < deadline:
                 attempt.group.poll(POLL_S, self._take_rest)
         self._close_dataset()  # first: who waits for data will not wait for ever
         self._crew.release(self._take_rest)

@@ -10,17 +10,18 @@ feeds it from many, a loop on rank 0 from its own process.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo
-from paceline.checkpoints.part import Part
+from paceline.checkpoints.part import Found, Part
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.landmark import Landmark
+from paceline.errors import CheckpointNotFoundError
 from paceline.recording.gather import Gather, Mismatch, Report
-from paceline.recording.ledger import Cut, SaveMismatch
+from paceline.recording.ledger import MOST_WAITING, Cut, Ledger, SaveMismatch
 from paceline.recording.saved import Saved
 from paceline.runs import RunFolder, RunRequest
 
@@ -36,7 +37,9 @@ class Recorder:
         self.on_step: Callable[[list[Report]], None] = lambda step: None
         """Called with each whole step, a copy, after the run folder and the callbacks have got it."""
         self.saved = Saved(request, checkpoint_root, is_resumed=self.attempt > 0)
-        self._gather = Gather(1)
+        self._gather, self._ledger = Gather(1), Ledger(1, first_id=1)
+        self._former_savers: frozenset[int] = frozenset()
+        self._former_owners: frozenset[int] = frozenset()
         self._heard: list[int] = [0]
         self._settled: list[int] = [0]
         """The reports of each rank at the last `tick`, and at the one before: see there."""
@@ -71,8 +74,18 @@ class Recorder:
         `told_size` is how many ranks there are, where not all of them are listened to."""
         world_size = len(pids)
         self._tell_size(world_size, reason)
-        start, landmarks = self.saved.begin(world_size, told_size)
+        start, landmarks = self.saved.begin(told_size or world_size)
+        if self.saved.latest is not None:  # of an earlier driver, if it is not of ours
+            self._former_savers |= frozenset(self.saved.latest.ranks)
         self._gather, self._is_settled = Gather(world_size), False
+        self._ledger = Ledger(
+            world_size,
+            start.first_id,
+            start.iteration,
+            self._former_savers,
+            self._former_owners,
+            most_waiting=2 if self.saved.is_in_memory else MOST_WAITING,  # the oldest and the newest, at the least
+        )
         self._heard = self._settled = [0] * world_size
         name = (
             start.checkpoint
@@ -95,13 +108,13 @@ class Recorder:
             case "report":
                 self.take_report(rank, value)
             case "saving":
-                self.saved.ledger.begin(rank, value)
+                self._ledger.begin(rank, value)
             case "part":
                 self._take_part(value)
             case "save_failed":
                 id, reason = value
-                self.saved.ledger.fail(rank, id)
-                self.saved.drop_lost()
+                self._ledger.fail(rank, id)
+                self.saved.discard(self._ledger.take_lost())
                 self.folder.record_event("save_failed", id=id, rank=rank, reason=reason)
             case "note":
                 name, fields = value
@@ -115,33 +128,40 @@ class Recorder:
     def end(self, rank: int) -> None:
         """The rank's function has returned."""
         self._gather.end(rank)
-        self.saved.ledger.end(rank)
+        self._ledger.end(rank)
 
     def tick(self) -> None:
         """Between two rounds of `take`. A save that was made before a report is told, at the latest, in the round after
         the one in which that report came: only then does the report show that its rank does not save."""
         self._settled = self._heard
-        if self.saved.ledger.is_waiting:
+        if self._ledger.is_waiting:
             self._commit_complete()
-            self.saved.ledger.give_up_excess()
-            self.saved.drop_lost()
+            self._ledger.give_up_excess()
+            self.saved.discard(self._ledger.take_lost())
         self._heard = list(self._gather.counts)
 
     def _commit_complete(self) -> None:
-        self._commit(self.saved.ledger.take_complete(self._gather.counts, self._settled))
-        self.saved.drop_lost()
+        self._commit(self._ledger.take_complete(self._gather.counts, self._settled))
+        self.saved.discard(self._ledger.take_lost())
 
     def _take_part(self, part: Part) -> None:
-        ledger = self.saved.ledger
-        if ledger.is_too_late(part):
+        if self._ledger.is_too_late(part):
             logger.warning("Rank %d has saved checkpoint %d after it was committed without it.", part.rank, part.id)
             self.folder.record_event("late_part", id=part.id, rank=part.rank)
-        ledger.add(part)
+        self._ledger.add(part)
         self._commit_complete()
+
+    def is_saving(self, gone: Iterable[int] = ()) -> bool:
+        """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
+        return self._ledger.is_hopeful(gone)
+
+    def find(self, id: int) -> Found | CheckpointNotFoundError | None:
+        """Where a rank finds what it has saved; None as long as rank 0 has not saved it too."""
+        return self.saved.find(id, self._ledger)
 
     def mismatch(self) -> Mismatch | SaveMismatch | None:
         """What the ranks have done unequally often, as soon as it is known."""
-        return self._gather.mismatch() or self.saved.ledger.mismatch()
+        return self._gather.mismatch() or self._ledger.mismatch()
 
     def settle(self) -> None:
         """The attempt is over and nothing more will come of it: commit what is complete all the same, and keep the
@@ -150,9 +170,11 @@ class Recorder:
         if self._is_settled:
             return
         self._is_settled = True
-        for take in (self.saved.ledger.take_complete, self.saved.ledger.take_salvage):
+        for take in (self._ledger.take_complete, self._ledger.take_salvage):
             self._commit(take(self._gather.counts))
-        self.saved.end_attempt()
+        self.saved.discard(self._ledger.take_rest())
+        self._former_savers |= self._ledger.savers
+        self._former_owners |= self._ledger.owners
         latest = self.saved.latest
         for reports in self._gather.leftovers():
             step = next(iter(reports.values()))["_training_iteration"]
@@ -191,4 +213,5 @@ class Recorder:
                 self.folder.record_event("checkpoint", id=result.id, path=result.path, score=result.score)
                 self.callbacks.handle_checkpoint(result)
             else:
+                self._ledger.failed.add(cut.id)
                 self.folder.record_event("save_failed", id=cut.id, rank=None, reason=str(result))

@@ -1,8 +1,8 @@
-"""The checkpoints of one run: where its next attempt begins, and which of what the ranks put is committed."""
+"""The checkpoints of one run on their storage: where its next attempt begins, commit, keep, find."""
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore, CheckpointStrategy
@@ -14,7 +14,7 @@ from paceline.checkpoints.storage.landmark import Landmark
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
 from paceline.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError
-from paceline.recording.ledger import MOST_WAITING, Cut, Ledger
+from paceline.recording.ledger import Cut, Ledger
 from paceline.runs.request import RunRequest
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,6 @@ class Saved:
         self.relay = StorageRelay(self._storage, given)
         self.latest: CheckpointInfo | None = None
         self._store = CheckpointStore(root, self._storage)
-        self._ledger = Ledger(1, request.first_checkpoint_id)
-        self._former_savers: frozenset[int] = frozenset()
-        self._former_owners: frozenset[int] = frozenset()
         self._world_size = 1
         self._spare_id: int | None = None
 
@@ -46,17 +43,12 @@ class Saved:
     def root(self) -> str:
         return self._storage.root
 
-    @property
-    def ledger(self) -> Ledger:
-        return self._ledger
-
-    def begin(self, world_size: int, told_size: int | None = None) -> tuple[Start, tuple[Landmark, ...]]:
-        """A new attempt: it goes on from the latest checkpoint, and its drafts are apart from all before it. There are
-        `told_size` ranks in all, if only some of them are listened to."""
-        self._world_size = told_size or world_size
+    def begin(self, world_size: int) -> tuple[Start, tuple[Landmark, ...]]:
+        """A new attempt of so many ranks: it goes on from the latest checkpoint, and its drafts are apart from all
+        before it."""
+        self._world_size = world_size
         if self._is_resumed:
             self._is_resumed, self.latest = False, self._find_latest()
-            self._former_savers |= frozenset(self.latest.ranks if self.latest else ())
         self._storage.sweep()
         token = secrets.token_hex(4)
         self._store = CheckpointStore(self.root, self._storage, token)
@@ -68,10 +60,6 @@ class Saved:
         if self.latest is not None:
             checkpoint, iteration = self.latest.path, self.latest.iteration
         self._spare_id = None if self.latest is None else self.latest.id
-        most_waiting = 2 if self.is_in_memory else MOST_WAITING  # the oldest and the newest: fewer may never meet
-        self._ledger = Ledger(
-            world_size, first_id, iteration, self._former_savers, self._former_owners, most_waiting=most_waiting
-        )
         return Start(checkpoint, iteration, first_id, self.root, token), self.relay.begin()
 
     def _find_latest(self) -> CheckpointInfo | None:
@@ -79,21 +67,13 @@ class Saved:
         latest = self._store.latest()
         return latest if latest is not None and latest.id >= self._request.first_checkpoint_id else None
 
-    def end_attempt(self) -> None:
-        """Nothing more will come of it: delete what was begun and is not complete."""
-        self._former_savers |= self._ledger.savers
-        self._former_owners |= self._ledger.owners
-        for id in self._ledger.take_rest():
-            self._discard(id)
-
     def commit(self, cuts: Sequence[Cut]) -> list[CheckpointInfo | CheckpointWriteError]:
-        """Make checkpoints of them, drop what they have overtaken, and prune. For each, what it is now or why not."""
+        """Make checkpoints of them, and delete those not to be kept. For each, what it is now, or why it is not."""
         results: list[CheckpointInfo | CheckpointWriteError] = []
         for cut in cuts:
             results.append(self._commit_one(cut))
             if isinstance(results[-1], CheckpointInfo):
                 self.latest = results[-1]
-        self.drop_lost()
         if any(isinstance(result, CheckpointInfo) for result in results):
             self._prune()
         return results
@@ -113,8 +93,7 @@ class Saved:
             except OSError as error:
                 logger.warning("Committing %s failed (%s), attempt %d of %d", path, error, attempt, _NUM_ATTEMPTS)
                 reason = CheckpointWriteError(f"The checkpoint {path} could not be committed: {error}.")
-        self._ledger.failed.add(cut.id)
-        self._discard(cut.id)
+        self.discard([cut.id])
         return reason
 
     def _committed(self, cut: Cut) -> CheckpointInfo | None:
@@ -122,16 +101,13 @@ class Saved:
         first = cut.parts[0]
         return next((info for info in self._store.list() if (info.id, info.time) == (cut.id, first.time)), None)
 
-    def drop_lost(self) -> None:
+    def discard(self, ids: Iterable[int]) -> None:
         """Delete what was put for checkpoints that will never be."""
-        for id in self._ledger.take_lost():
-            self._discard(id)
-
-    def _discard(self, id: int) -> None:
-        try:
-            self._store.discard(id)
-        except OSError as error:
-            logger.warning("What was begun of %s could not be deleted: %s", self._store.path_of(id), error)
+        for id in ids:
+            try:
+                self._store.discard(id)
+            except OSError as error:
+                logger.warning("What was begun of %s could not be deleted: %s", self._store.path_of(id), error)
 
     def _prune(self) -> None:
         # In memory there is room for the latest, and what others may be about to load.
@@ -142,17 +118,15 @@ class Saved:
             # one too many on disk is no reason to stop training, and the next commit prunes again
             logger.warning("Old checkpoints in %s could not be deleted: %s", self.root, error)
 
-    def find(self, rank: int, id: int) -> Found | CheckpointNotFoundError | None:
+    def find(self, id: int, ledger: Ledger) -> Found | CheckpointNotFoundError | None:
         """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it."""
-        if self.latest is not None and self.latest.id >= id:
+        if self.latest is not None and (self.latest.id >= id or id in ledger.failed):
             return CommittedFound(self.latest.path)
-        if id in self._ledger.failed:
-            if self.latest is not None:
-                return CommittedFound(self.latest.path)
+        if id in ledger.failed:
             return CheckpointNotFoundError(
                 f"{self._store.path_of(id)} was not saved: it could not be written. The rank, or the driver, says why."
             )
-        found = self._ledger.find(id)
+        found = ledger.find(id)
         if found is None:
             return None
         id, parts = found

@@ -42,11 +42,11 @@ class RecorderWire:
         return answer
 
     def _answer(self, topic: str, value: Any) -> Any:
-        saved = None if self._recorder is None else self._recorder.saved
+        recorder = self._recorder
         if topic == "checkpoint":
             missing = CheckpointNotFoundError("Only rank 0 is recorded here: other ranks cannot load what was saved.")
-            return missing if saved is None else saved.find(0, value) or missing
-        return saved.relay.answer(value) if topic == "storage" and saved is not None else None
+            return missing if recorder is None else recorder.find(value) or missing
+        return recorder.saved.relay.answer(value) if topic == "storage" and recorder is not None else None
 
     def flush(self) -> None:
         pass

@@ -229,8 +229,9 @@ class Life:
 
     def _has_news(self) -> bool:
         assert self._iterator is not None
-        saved = self._iterator.recorder.saved
-        return saved.ledger.is_hopeful() or (saved.latest is not None and saved.latest.path != self._known)
+        recorder = self._iterator.recorder
+        latest = recorder.saved.latest
+        return recorder.is_saving() or (latest is not None and latest.path != self._known)
 
 
 def _run_of(logdir: Path, parent: Mapping[str, Any]) -> Run | None:

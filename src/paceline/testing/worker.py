@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import CheckpointStrategy
+from paceline.recording.ledger import Ledger
 from paceline.recording.saved import Saved
 from paceline.runs import RunRequest
 from paceline.session import Session, Task, open_session
@@ -28,10 +29,11 @@ class RecordingWire:
         self.request = RunRequest(
             train_func=lambda: None, checkpoint=checkpoint, checkpoint_strategy=CheckpointStrategy(num_to_keep=0)
         )
-        self._saved = Saved(self.request, "memory")
+        self._saved, self._ledger = Saved(self.request, "memory"), Ledger(1, first_id=1)
 
     def task(self) -> Task:
         start, landmarks = self._saved.begin(self.place.world_size)
+        self._ledger = Ledger(self.place.world_size, start.first_id)
         return Task(self.request, start, BackendConfig(), landmarks)
 
     def report(self, packed: bytes) -> None:
@@ -40,13 +42,13 @@ class RecordingWire:
     def send(self, kind: str, value: Any) -> None:
         self.sent.append((kind, value))
         if kind == "part":
-            self._saved.ledger.add(value)
+            self._ledger.add(value)
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
         if topic == "storage":
             answer = self._saved.relay.answer(value)
         elif topic == "checkpoint":
-            answer = self._saved.find(self.place.world_rank, value) or TimeoutError("there is no rank 0 here")
+            answer = self._saved.find(value, self._ledger) or TimeoutError("there is no rank 0 here")
         else:
             raise NotImplementedError(f"there is no driver to ask about {topic}")
         if isinstance(answer, BaseException):
