@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoints import CheckpointStore, CheckpointStrategy, load, snapshot
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, snapshot
 from paceline.checkpoints.part import CommittedFound, DraftFound
 from paceline.checkpoints.reading import load_through
 from paceline.checkpoints.storage.landmark import open_in_worker
@@ -386,6 +386,16 @@ def test_abandon_waits_for_the_writing_and_says_nothing(driver):
     gate.set()
     saver.abandon()
     assert (0, "save_failed") in driver.heard
+
+
+def test_checkpoint_that_has_nothing_shared_is_one_all_the_same(driver):
+    saver = driver().saver()
+    saver.save({}, None, {"per_rank": {"mine": 1}}, 0)
+    loaded, _ = saver.load()
+    assert loaded
+    assert loaded == {}
+    assert loaded.per_rank == {"mine": 1}
+    assert not Checkpoint()
 
 
 def test_load_through_reads_a_part_only_for_a_rank(driver, tmp_path):

@@ -23,6 +23,10 @@ class Checkpoint(dict[str, Any]):
         self._parts: Parts | None = None
         self._own: dict[str, Any] | None = None
 
+    def __bool__(self) -> bool:
+        """One that was saved is there, also if all it has is in `per_rank`: `if checkpoint` asks for that."""
+        return len(self) > 0 or self._parts is not None
+
     def attach(self, parts: "Parts", rank: int | None) -> None:
         """Give it what the ranks have of their own; `rank` is who loads it, if that is one of them."""
         self._parts = parts
