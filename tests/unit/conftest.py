@@ -39,14 +39,15 @@ class Driver:
             if kind == "saving":
                 ledger.begin(rank, value)
             elif kind == "save_failed":
-                ledger.fail(rank, value[0])
+                ledger.fail(rank, *value)
             else:
                 ledger.add(value)
                 self.num_reports[rank] = max(self.num_reports[rank], value.iteration - self.start.iteration)
                 cuts = ledger.take_complete(self.num_reports, [0] * self.world_size)
                 results = self.saved.commit(cuts)
                 self.infos += results
-                ledger.failed |= {cut.id for cut, one in zip(cuts, results, strict=True) if isinstance(one, Exception)}
+                pairs = zip(cuts, results, strict=True)
+                ledger.failed |= {cut.id: str(one) for cut, one in pairs if isinstance(one, Exception)}
                 self.saved.discard(ledger.take_lost())
 
     def end(self, *ranks):

@@ -175,7 +175,7 @@ def test_failed_part_gives_up_its_checkpoint_and_no_later_one(rank):
         ledger.begin(one, 1)
     ledger.add(part(1, 1 - rank, 1, own=True))
     ledger.fail(rank, 1)
-    assert ledger.failed == {1}
+    assert ledger.failed.keys() == {1}
     assert not ledger.is_hopeful()
     assert ledger.take_complete([1, 1]) == []
     add(ledger, part(2, 0, 2), part(2, 1, 2))

@@ -69,8 +69,8 @@ class Ledger:
         self._savers, self._former_savers = {0}, frozenset(former_savers)
         self._unknown = set(range(1, world_size))
         self._last_done = first_id - 1
-        self.failed: set[int] = set()
-        """Checkpoints of which a part could not be written."""
+        self.failed: dict[int, str] = {}
+        """Checkpoints that could not be written, and why."""
         self._owners: set[int] = set(former_owners)
         """Ranks that have given something of their own, or meant to."""
         self._first_save: Part | None = None
@@ -120,11 +120,11 @@ class Ledger:
         """Whether the checkpoint was committed without it."""
         return part.id <= self._last_done
 
-    def fail(self, rank: int, id: int) -> None:
+    def fail(self, rank: int, id: int, reason: str = "") -> None:
         """The part could not be written: this checkpoint will not be."""
         self._count(rank, id)
         self._writing.get(id, set()).discard(rank)
-        self.failed.add(id)
+        self.failed.setdefault(id, reason)
         if rank:
             self._owners.add(rank)
         if id > self._last_done:

@@ -19,7 +19,7 @@ from paceline.checkpoints import CheckpointInfo
 from paceline.checkpoints.part import Found, Part
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.landmark import Landmark
-from paceline.errors import CheckpointNotFoundError
+from paceline.errors import CheckpointWriteError
 from paceline.recording.gather import Gather, Mismatch, Report
 from paceline.recording.ledger import MOST_WAITING, Cut, Ledger, SaveMismatch
 from paceline.recording.saved import Saved
@@ -113,7 +113,7 @@ class Recorder:
                 self._take_part(value)
             case "save_failed":
                 id, reason = value
-                self._ledger.fail(rank, id)
+                self._ledger.fail(rank, id, reason)
                 self.saved.discard(self._ledger.take_lost())
                 self.folder.record_event("save_failed", id=id, rank=rank, reason=reason)
             case "note":
@@ -155,7 +155,7 @@ class Recorder:
         """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
         return self._ledger.is_hopeful(gone)
 
-    def find(self, id: int) -> Found | CheckpointNotFoundError | None:
+    def find(self, id: int) -> Found | CheckpointWriteError | None:
         """Where a rank finds what it has saved; None as long as rank 0 has not saved it too."""
         return self.saved.find(id, self._ledger)
 
@@ -213,5 +213,5 @@ class Recorder:
                 self.folder.record_event("checkpoint", id=result.id, path=result.path, score=result.score)
                 self.callbacks.handle_checkpoint(result)
             else:
-                self._ledger.failed.add(cut.id)
+                self._ledger.failed[cut.id] = str(result)
                 self.folder.record_event("save_failed", id=cut.id, rank=None, reason=str(result))

@@ -13,7 +13,7 @@ from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.storage.landmark import Landmark
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
-from paceline.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError
+from paceline.errors import CheckpointError, CheckpointWriteError
 from paceline.recording.ledger import Cut, Ledger
 from paceline.runs.request import RunRequest
 
@@ -118,14 +118,13 @@ class Saved:
             # one too many on disk is no reason to stop training, and the next commit prunes again
             logger.warning("Old checkpoints in %s could not be deleted: %s", self.root, error)
 
-    def find(self, id: int, ledger: Ledger) -> Found | CheckpointNotFoundError | None:
-        """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it."""
+    def find(self, id: int, ledger: Ledger) -> Found | CheckpointWriteError | None:
+        """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it.
+        Who waits for what could not be written learns why: its error must not hide the cause."""
         if self.latest is not None and (self.latest.id >= id or id in ledger.failed):
             return CommittedFound(self.latest.path)
         if id in ledger.failed:
-            return CheckpointNotFoundError(
-                f"{self._store.path_of(id)} was not saved: it could not be written. The rank, or the driver, says why."
-            )
+            return CheckpointWriteError(ledger.failed[id])
         found = ledger.find(id)
         if found is None:
             return None
