@@ -215,10 +215,13 @@ def test_life_of_a_run_with_information_that_nobody_knows_yet(kit, run_dir):
         assert len(found) <= 6
 
 
-def test_finish_without_start_does_no_harm(kit):
+def test_finish_without_start_does_no_harm(kit, run_dir):
     callback = kit.make()
     callback.finish_training(error=True, status="FAILED", exception=ValueError("x"))
     callback.finish_training()
+    start(callback, run_dir).handle_result(step(1))
+    finish(callback, "SUCCEEDED")
+    assert_logged(kit, run_dir, 1)
 
 
 def test_finish_twice_does_no_harm(kit, run_dir):
