@@ -7,6 +7,7 @@ are those of the launcher that has started the process, or rank 0 of 1: the same
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -174,9 +175,33 @@ def train(wire: Wire, task: Task) -> tuple[Any, bool]:
     process group is still fit for another run."""
     with open_session(wire, task) as session:
         request = task.request
-        value = request.train_func(request.config) if request.takes_config else request.train_func()
+        value = _value_of(request.train_func, *([request.config] if request.takes_config else []))
         session.close()
     return value, task.backend.intact()
+
+
+def _value_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the user's function returns: None for `sys.exit(0)`, by which a script says that all went well. A process
+    that the function has forked must not come back from it as this worker: it ends here."""
+    owner = os.getpid()
+    try:
+        value = fn(*args, **kwargs)
+    except SystemExit as leave:
+        if os.getpid() == owner and leave.code not in (None, 0):
+            raise
+        value, code = None, leave.code
+    except BaseException:
+        if os.getpid() == owner:
+            raise
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    else:
+        code = 0
+    if os.getpid() != owner:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+    return value
 
 
 @contextmanager
@@ -195,8 +220,9 @@ def open_session(wire: Wire, task: Task) -> Iterator[Session]:
 def report(*args: Any, **metrics: Any) -> None:
     """Send metrics of this step to the driver: `report(loss=0.1, accuracy=0.9)`.
 
-    Returns at once; nothing waits for the driver or for the other ranks. Every rank has to report equally often: the
-    k-th reports of all ranks make one step. Tensors arrive as numbers (if they hold one) or numpy arrays.
+    Returns at once; nothing waits for the driver or for the other ranks. The k-th reports of all ranks make one step:
+    report equally often on every rank, or on rank 0 alone. Tensors arrive as numbers (if they hold one) or as numpy
+    arrays.
     """
     if args:
         raise ArgumentTypeError(
@@ -316,7 +342,7 @@ def call_in_worker(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...], kw
     try:
         if "instance" in wire.shared:
             args = (wire.shared["instance"], *args)
-        return fn(*args, **kwargs)
+        return _value_of(fn, *args, **kwargs)
     finally:
         _worker_place = None
 

@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,7 @@ from paceline.control.controller import Controller, Limits
 from paceline.control.crew import Crew, Setup
 from paceline.control.iterator import SGDIterator
 from paceline.control.outcome import Budget
+from paceline.control.termination import Signals
 from paceline.data import Source, resolve_dataset
 from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
 from paceline.recording.recorder import Recorder
@@ -52,7 +54,8 @@ class Trainer:
         cpus_per_worker, gpus_per_worker, resources_per_worker: what a worker may use; the dict has "CPU" and "GPU".
         logdir: where the runs of this Trainer go; a relative path is below the results folder (`~/paceline_results`,
             or the environment variable PACELINE_RESULTS). Default: a new folder named after the present time.
-        max_retries: how often a run may be restarted after workers have died; negative means always.
+        max_retries: how often a run may be restarted after workers have died; negative means always. As often, `start`
+            and `execute` make workers anew that die before they are ready.
         engine: where the workers live: "local" (this machine), "ray", or an engine object. By default Ray, if this
             process is connected to it, RAY_ADDRESS is set or the dataset is Ray's, else this machine.
         hang_timeout_s: treat a rank that sends nothing for so long as failed, and keep its stacks. Default: wait.
@@ -92,7 +95,7 @@ class Trainer:
         )
         self.engine = resolve_engine(engine, max_workers=self.size.max)
         self.logdir: Path = resolve_logdir(logdir)
-        self._crew = Crew(self.engine, self.backend, self.size, self.resources)
+        self._crew = Crew(self.engine, self.backend, self.size, self.resources, max_retries)
         self._iterator: SGDIterator | None = None
         self._controller: Controller | None = None
         self._recorder: Recorder | None = None
@@ -143,10 +146,7 @@ class Trainer:
 
         An exception of the function is raised here with its own type and a note with the rank and its traceback.
         """
-        with self.run_iterator(**_given(locals())) as iterator:
-            values = iterator.get_final_results(force=True)
-        assert values is not None
-        return values
+        return _run_to_end(partial(self.run_iterator, **_given(locals())))
 
     @same_arguments_as(run)
     def run_iterator(self, *args: Any, **kwargs: Any) -> SGDIterator:
@@ -155,7 +155,8 @@ class Trainer:
         listeners = _callbacks(given.pop("callbacks"))
         request = request_of(**given, trainer=self.arguments)
         self._end_former_run()
-        return self.drive(request, self.new_folder(request), listeners)
+        with Signals().watching() as signals:
+            return self.drive(request, self.new_folder(request), listeners, signals)
 
     @classmethod
     def resume(
@@ -193,8 +194,9 @@ class Trainer:
         trainer = cls(**{**request.trainer, "logdir": run.path.parent})
         try:
             trainer._suit(request.dataset)
-            with trainer.drive(request, RunFolder.reopen(run.path), listeners) as iterator:
-                return iterator.get_final_results(force=True) or []
+            with Signals().watching() as signals:
+                folder = RunFolder.reopen(run.path)
+                return _run_to_end(partial(trainer.drive, request, folder, listeners, signals))
         finally:
             trainer.shutdown()
 
@@ -233,7 +235,7 @@ class Trainer:
         """Call `fn(*args, **kwargs)` on every worker and return the values by rank. With the class API, the worker's
         object is its first argument: `execute(lambda w: w.train())`."""
         self._end_former_run()
-        self._crew.ensure()
+        self._crew.get_ready()
         return self._crew.all(call_in_worker, fn, args, kwargs)
 
     def execute_single(self, fn: Callable[..., Any], *args: Any, rank: int = 0, **kwargs: Any) -> Any:
@@ -241,7 +243,7 @@ class Trainer:
         if not 0 <= rank < self._crew.world_size:
             raise ArgumentError(f"rank={rank}: there are {self._crew.world_size} workers, from rank 0 on.")
         self._end_former_run()
-        self._crew.ensure()
+        self._crew.get_ready()
         return self._crew.one(rank, call_in_worker, fn, args, kwargs)
 
     def stop(self) -> None:
@@ -364,11 +366,14 @@ class Trainer:
         folder.keep_call(request)
         return folder
 
-    def drive(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList) -> SGDIterator:
-        """Begin the run in this folder; whoever iterates over what is returned drives it."""
+    def drive(
+        self, request: RunRequest, folder: RunFolder, callbacks: CallbackList, signals: Signals | None = None
+    ) -> SGDIterator:
+        """Begin the run in this folder; whoever iterates over what is returned drives it. `signals` is what is watched
+        already."""
         root = checkpoint_root(request.checkpoint_strategy, folder)
         self._recorder = Recorder(request, folder, callbacks, root)
-        self._controller = Controller(self._crew, self.backend, self.limits, self._recorder)
+        self._controller = Controller(self._crew, self.backend, self.limits, self._recorder, signals)
         self._iterator = SGDIterator(self._controller)
         return self._iterator
 
@@ -382,6 +387,16 @@ class Trainer:
 def _given(names: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a method, from its locals() at its first line."""
     return {name: value for name, value in names.items() if name not in ("self", "__class__")}
+
+
+def _run_to_end(begin: Callable[[], SGDIterator]) -> list[Any]:
+    try:
+        with begin() as iterator:
+            values = iterator.get_final_results(force=True)
+    except KeyboardInterrupt as interrupt:  # no error of ours: its traceback need not lead through our rooms
+        raise KeyboardInterrupt(*interrupt.args) from None
+    assert values is not None
+    return values
 
 
 def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:

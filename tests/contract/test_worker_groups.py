@@ -94,6 +94,55 @@ def test_an_exception_comes_with_type_message_and_traceback(group):
     assert group.healthy(), "an exception does not end the worker"
 
 
+ODD = ["Mumbles", "Clings", "Disguised", "Picky", "Frozen", "Stranger", "StopIteration", "SystemExit", "GeneratorExit"]
+
+
+def test_odd_exceptions_arrive(group):
+    """Whatever the exception's class does, the driver learns of it."""
+
+    def fail(wire, name):
+        import sys
+        import types
+        from dataclasses import dataclass
+
+        class Mumbles(Exception):
+            def __str__(self):
+                raise ValueError("no words")
+
+        class Clings(Exception):
+            def __reduce__(self):
+                raise GeneratorExit
+
+        class Disguised(Exception):
+            def __reduce__(self):
+                return str, ("not an exception",)
+
+        class Picky(Exception):
+            def __init__(self, one, two):
+                super().__init__(f"{one} {two}")
+
+        @dataclass(frozen=True)
+        class Frozen(Exception):
+            code: int
+
+        class Stranger(Exception):
+            """Its module is nowhere else."""
+
+        Stranger.__module__, Stranger.__qualname__ = "only_here", "Stranger"
+        sys.modules["only_here"] = types.SimpleNamespace(Stranger=Stranger)
+        odd = [Mumbles(), Clings(), Disguised(), Picky(1, 2), Frozen(3), Stranger()]
+        odd += [StopIteration(4), SystemExit(5), GeneratorExit()]
+        raise next(error for error in odd if type(error).__name__ == name)
+
+    for name in ODD:
+        raised = of(Raised, run(group, fail, name))
+        assert len(raised) == len(group.infos)
+        for event in raised:
+            assert event.type_name.endswith(name)
+            assert "in fail" in event.traceback
+    assert group.healthy()
+
+
 def test_the_group_serves_one_call_after_another(group):
     for number in range(5):
         assert {event.value for event in of(Returned, run(group, lambda wire, n: n, number))} == {number}
@@ -180,19 +229,15 @@ def test_worker_is_killed(process_group):
     ("way", "reason", "reason_on_ray"),
     [
         ("segfault", "SIGSEGV", "was lost"),
-        ("sys.exit", "exit code 3", "exit code 3"),
         ("os._exit", "exit code 4", "was lost"),
     ],
 )
 def test_worker_ends_itself(process_group, way, reason, reason_on_ray):
     def end(wire):
         import ctypes
-        import sys
 
         if way == "segfault":
             ctypes.string_at(0)
-        elif way == "sys.exit":
-            sys.exit(3)
         os._exit(4)
 
     deaths = of(Died, run(process_group, end))
@@ -205,7 +250,8 @@ def test_what_a_dying_worker_sent_is_not_lost(process_group):
     def send_and_exit(wire):
         for number in range(200):
             wire.send("count", number)
-        raise SystemExit(0)
+        wire.flush()
+        os._exit(0)
 
     events = run(process_group, send_and_exit)
     for rank in (0, 1):

@@ -1,10 +1,14 @@
 """Workers that die, hang or raise: what the user gets, and what is left."""
 
+import logging
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
@@ -12,6 +16,7 @@ import torch
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, SGDCallback, Trainer
+from paceline.errors import TrainFunctionError, WorkersLostError
 
 
 def train_with_trouble(config):
@@ -43,7 +48,7 @@ def segfault():
 
 
 def leave():
-    sys.exit(1)
+    os._exit(1)
 
 
 def run_out_of_memory():
@@ -78,14 +83,107 @@ def test_worker_is_lost_and_training_continues_from_the_checkpoint(warm, trouble
     [(attempt, reason)] = callback.reasons
     assert attempt == 1
     assert f"rank {rank}" in reason
-    is_told_how = warm.engine.name == "local" or trouble is leave  # Ray itself does not say how
-    assert (named if is_told_how else "was lost") in reason
+    assert (named if warm.engine.name == "local" else "was lost") in reason  # Ray does not say how
     assert callback.steps == [1, 2, 3, 4, 5], "resumed where the checkpoint was: no step twice"
     assert callback.end == (False, "SUCCEEDED")
     assert warm.latest_checkpoint == {"step": 5, "total": 30.0}
     run = paceline.load_run(warm.latest_run_dir)
     assert run.metrics["step"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert [event["kind"] for event in run.events].count("restart") == 1
+
+
+def test_ranks_that_wait_for_each_other_in_vain_are_named(warm, monkeypatch, caplog):
+    def train_func():
+        if paceline.world_rank() == 1:
+            while not paceline.should_stop():
+                time.sleep(0.01)
+
+    class StopOnceSaid(logging.Handler):
+        def emit(self, record):
+            if "rank 0 has returned, rank 1 is still in test_faults.py line" in record.getMessage():
+                warm.stop()
+
+    monkeypatch.setattr("paceline.control.controller.STANDSTILL_S", 0.2)
+    handler = StopOnceSaid()
+    logging.getLogger("paceline").addHandler(handler)
+    try:
+        warm.run(train_func)
+    finally:
+        logging.getLogger("paceline").removeHandler(handler)
+    assert "rank 0 has returned, rank 1 is still in test_faults.py line" in caplog.text
+    assert "standstill" in [event["kind"] for event in paceline.load_run(warm.latest_run_dir).events]
+
+
+def test_worker_that_dies_before_it_is_ready_is_made_again(tmp_path, results_dir):
+    def die_twice():
+        if paceline.world_rank() == 1 and len(list(tmp_path.iterdir())) < 2:
+            (tmp_path / f"{os.getpid()}").touch()
+            os._exit(3)
+
+    with Trainer(backend=BackendConfig(), num_workers=2, max_retries=2) as trainer:
+        trainer.shutdown()
+        trainer.start(initialization_hook=die_twice)
+        assert trainer.execute(paceline.world_rank) == [0, 1]
+    with Trainer(backend=BackendConfig(), num_workers=1, max_retries=1) as trainer:
+        trainer.shutdown()
+        with pytest.raises(WorkersLostError, match="exit code 3"):
+            trainer.start(initialization_hook=lambda: os._exit(3))
+
+
+def test_hang_while_the_disk_is_full_is_a_hang(results_dir, tmp_path):
+    def hang_once():
+        if not (tmp_path / "hung").exists():
+            (tmp_path / "hung").touch()
+            threading.Event().wait()
+        return "done"
+
+    class NoLogs(SGDCallback):
+        """What cannot be written, here because the folder is gone."""
+
+        def start_training(self, logdir, config, **info):
+            shutil.rmtree(f"{logdir}/logs")
+
+    trainer = Trainer(backend=BackendConfig(), num_workers=1, hang_timeout_s=0.5)
+    assert trainer.run(hang_once, callbacks=[NoLogs()]) == ["done"]
+    [restart] = [one for one in paceline.load_run(trainer.latest_run_dir).events if one["kind"] == "restart"]
+    assert "made no progress" in restart["reason"]
+    assert "could not be written" in restart["reason"]
+    trainer.shutdown()
+
+
+def test_function_leaves_by_exit_0(warm):
+    def train_func():
+        paceline.report(step=1)
+        paceline.save_checkpoint(step=1)
+        sys.exit()
+
+    assert warm.run(train_func) == [None, None]
+    assert warm.latest_checkpoint == {"step": 1}
+    assert warm.execute(lambda: sys.exit(0)) == [None, None]
+
+
+@pytest.mark.parametrize("code", [2, "no such dataset"])
+def test_function_gives_up_by_exit(warm, code):
+    callback = Restarts()
+    message = f"SystemExit: the function ended itself with sys.exit({code!r})"
+    with pytest.raises(TrainFunctionError, match=re.escape(message)) as caught:
+        warm.run(lambda: sys.exit(code), callbacks=[callback])
+    assert "in the training function on rank" in caught.value.__notes__[0]
+    assert callback.reasons == [], "it would do so again"
+    assert paceline.load_run(warm.latest_run_dir).status.state == "FAILED"
+
+
+def test_process_that_the_function_forks_does_not_come_back_as_the_worker(warm):
+    def train_func():
+        codes = []
+        for leave in (lambda: None, lambda: sys.exit(3), lambda: 1 / 0):
+            child = os.fork()
+            if child == 0:
+                return leave()
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return codes
+
+    assert warm.run(train_func) == [[0, 3, 1]] * 2
 
 
 def test_worker_is_lost_with_checkpoints_in_memory(warm):

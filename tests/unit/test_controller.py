@@ -6,7 +6,6 @@ import paceline
 from paceline import BackendConfig, SGDCallback, Trainer
 from paceline.backends.torch import TorchConfig
 from paceline.errors import ReportMismatchError, SaveMismatchError, WorkersLostError
-from paceline.recording.gather import Gather
 from paceline.testing import KnownModel, ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves, unheard
 from paceline.workers.base import Raised, Sent
 
@@ -168,11 +167,21 @@ def test_checkpoint_of_rank_0_alone_waits_for_the_reports_of_the_others():
     assert rows == [[step, rank] for step in (1, 2, 3) for rank in (0, 1)]
 
 
-def test_reports_that_nobody_else_makes_are_kept_with_the_checkpoint_they_belong_to():
-    with pytest.raises(ReportMismatchError):
-        run([[note, note, *reports(2, x=0), saves(1, 2), returns()], [returns()]])
+def test_rank_0_alone_reports_and_saves():
+    values, lines, _ = run([[note, *reports(2, x=0), saves(1, 2), note, returns("a")], [note] * 3 + [returns("b")]])
+    assert values == ["a", "b"]
+    assert lines == ["start", 1, 2, "finish SUCCEEDED False"]
     assert [event["id"] for event in newest_run().events if event["kind"] == "checkpoint"] == [1]
     assert newest_run().metrics[["step", "rank"]].values.tolist() == [[1, 0], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(returns(), ReportMismatchError), (raises(KeyError("lr")), KeyError)], ids=["unequal", "raises"]
+)
+def test_reports_that_no_other_rank_has_matched_are_kept(end, error):
+    with pytest.raises(error):
+        run([[*reports(4, x=0), note, note], [*reports(1, x=1), note, note, end]])
+    assert newest_run().metrics[["step", "rank"]].values.tolist() == [[1, 0], [1, 1], [2, 0], [3, 0], [4, 0]]
 
 
 def newest_run():
@@ -254,15 +263,6 @@ def test_worker_dies_after_a_stop():
     values, state, engine = stopped([[*reports(1), note, note, returns("a")], [*reports(1), note, dies()]])
     assert (values, state) == ([None, None], "STOPPED")
     assert engine.groups[0].num_starts == 1
-
-
-def test_leftovers_are_the_incomplete_steps_by_rank():
-    gather = Gather(2)
-    for number in range(3):
-        gather.add(0, {"n": number})
-    gather.add(1, {"n": 10})
-    assert gather.leftovers() == [{0: {"n": 1}}, {0: {"n": 2}}]
-    assert Gather(2).leftovers() == []
 
 
 def answers(engine):

@@ -44,11 +44,58 @@ def test_rank_that_is_behind_is_no_mismatch_while_it_runs():
     assert gather.mismatch() is None
 
 
-def test_rank_does_not_report():
+def test_rank_0_alone_may_report():
+    gather = Gather(3)
+    gather.add(0, report(n=0))
+    gather.add(0, report(n=1))
+    assert gather.end(1) == [], "rank 2 may only be slow"
+    assert gather.end(2) == [[{"n": 0}, None, None], [{"n": 1}, None, None]]
+    assert gather.add(0, report(n=2)) == [{"n": 2}, None, None]
+    gather.end(0)
+    assert gather.mismatch() is None
+
+
+def test_rank_0_has_to_report_if_anybody_does():
     gather = Gather(2)
+    gather.end(0)
+    gather.add(1, report())
+    assert "rank 0 ended after 0 report(s), while rank 1 has made 1" in str(gather.mismatch())
+
+
+def test_ranks_that_are_waited_for_are_mute_until_they_report():
+    gather = Gather(3)
+    assert gather.mute == []
+    gather.add(2, report())
+    assert gather.mute == [], "nobody waits for rank 1 as long as rank 0 has not reported either"
     gather.add(0, report())
+    assert gather.mute == [1]
+    assert gather.excuse([1]) == [[{}, None, {}]]
+    assert gather.mute == []
+
+
+def test_excused_rank_reports_after_all():
+    gather = Gather(2)
+    gather.add(0, report(n=0))
+    gather.add(0, report(n=1))
+    assert len(gather.excuse([1])) == 2
+    assert gather.add(1, report(n=10)) == [None, {"n": 10}], "late, and for the folder alone"
+    assert gather.add(0, report(n=2)) == [{"n": 2}, None], "it is still behind"
+    assert gather.add(1, report(n=11)) == [None, {"n": 11}]
+    assert gather.add(1, report(n=12)) == [None, {"n": 12}]
+    assert gather.add(1, report(n=13)) is None, "ahead, and from now on waited for"
+    assert gather.add(0, report(n=3)) == [{"n": 3}, {"n": 13}]
+    assert gather.add(0, report(n=4)) is None
+    assert gather.counts == [5, 4]
     gather.end(1)
-    assert "rank 1 ended after 0" in str(gather.mismatch())
+    assert "rank 1 ended after 4" in str(gather.mismatch())
+
+
+def test_reports_that_nobody_has_matched_are_left_over():
+    gather = Gather(2)
+    for n in range(3):
+        gather.add(0, report(n=n))
+    gather.add(1, report(n=10))
+    assert gather.leftovers() == [[{"n": 1}, None], [{"n": 2}, None]]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 64])

@@ -97,19 +97,31 @@ def test_nobody_reports_and_only_rank_0_saves():
     assert ranks_of(ledger.take_salvage([0, 0])) == {1: [0], 2: [0]}
 
 
-def test_nobody_reports_and_rank_0_has_saved_for_a_while():
+@pytest.mark.parametrize("num_reports", [0, 9])
+def test_rank_0_alone_saves_for_a_while_and_the_others_do_not_even_report(num_reports):
     ledger = Ledger(2, 1)
-    add(ledger, part(1, 0), part(2, 0, time=0.99 * SILENCE_S))
-    assert ledger.take_complete([0, 0]) == []
-    ledger.add(part(3, 0, time=SILENCE_S))
-    assert ranks_of(ledger.take_complete([0, 0])) == {1: [0], 2: [0], 3: [0]}
+    add(ledger, part(1, 0, num_reports))
+    assert ledger.take_complete([num_reports, 0], saving_s=0.99 * SILENCE_S) == []
+    assert ranks_of(ledger.take_complete([num_reports, 0], saving_s=SILENCE_S)) == {1: [0]}
+    assert ledger.mute == {1}
+
+
+def test_what_was_mute_in_the_attempt_before_is_not_waited_for():
+    ledger = Ledger(2, 5, first_iteration=9, abstainers=[1])
+    add(ledger, part(5, 0, 12))
+    assert ranks_of(ledger.take_complete([3, 0])) == {5: [0]}
+    add(ledger, part(6, 0, 14))
+    assert ledger.take_complete([5, 1]) == [], "now it reports: then up to there, too"
+    ledger.add(part(6, 1, 14))
+    assert ledger.mute == frozenset(), "and saves"
+    assert ranks_of(ledger.take_complete([5, 5])) == {6: [0, 1]}
 
 
 @pytest.mark.parametrize(("former_savers", "num_reports"), [([1], 0), ([], 1)])
 def test_rank_that_was_heard_of_is_waited_for(former_savers, num_reports):
     ledger = Ledger(2, 1, former_savers=former_savers)
-    add(ledger, part(1, 0, 5), part(2, 0, 9, time=10 * SILENCE_S))
-    assert ledger.take_complete([9, num_reports]) == []
+    add(ledger, part(1, 0, 5), part(2, 0, 9))
+    assert ledger.take_complete([9, num_reports], saving_s=10 * SILENCE_S) == []
 
 
 def test_only_so_many_wait_for_a_slow_rank():

@@ -1,8 +1,10 @@
+from dataclasses import dataclass
+
 import pytest
 
 from paceline.control.attempt import Facts as AllFacts
 from paceline.control.attempt import Wish, settle_s
-from paceline.control.outcome import Budget, Finish, GiveUp, Restart, Stop, conclude
+from paceline.control.outcome import Budget, Finish, GiveUp, Restart, Stop, as_exception, conclude
 from paceline.errors import ReportMismatchError, SaveMismatchError, TrainFunctionError, WorkersLostError
 from paceline.recording.gather import Mismatch
 from paceline.recording.ledger import SaveMismatch
@@ -128,6 +130,22 @@ def test_exception_that_could_not_travel():
     decision = judge(Facts(raised=[Raised(0, "Odd", "lock inside", "tb", None)]))
     assert isinstance(decision.error, TrainFunctionError)
     assert "Odd: lock inside" in str(decision.error)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt("x"), GeneratorExit("x"), SystemExit(2), StopIteration(3), Frozen(4)]
+)
+def test_exception_that_would_mean_something_else_here(error):
+    raised = as_exception(Raised(1, type(error).__qualname__, "why", "the worker's traceback", error))
+    assert type(raised) is TrainFunctionError
+    assert str(raised) == f"{type(error).__qualname__}: why"
+    assert "on rank 1" in raised.__notes__[0]
+    assert "the worker's traceback" in raised.__notes__[0]
 
 
 def test_a_broken_collective_waits_longer_for_its_cause_and_a_death_not_at_all():

@@ -12,7 +12,8 @@ from paceline.checkpoints.content.snapshot import rank_dir, snapshot
 from paceline.checkpoints.part import Part
 from paceline.checkpoints.store import CheckpointStore
 from paceline.errors import TrainerStateError
-from paceline.recording.recorder import Recorder
+from paceline.recording.ledger import SILENCE_S
+from paceline.recording.recorder import MUTE_S, Recorder
 from paceline.runs import RunFolder, RunRequest, checkpoint_root
 
 
@@ -20,11 +21,18 @@ class Run:
     """A recorder of two ranks, and their hands."""
 
     def __init__(self, logdir, callbacks=()):
+        self.now = 0.0
         request = RunRequest(train_func=print)
         folder = RunFolder.create(logdir)
         self.recorder = Recorder(
-            request, folder, CallbackList(callbacks), checkpoint_root(CheckpointStrategy(), folder)
+            request,
+            folder,
+            CallbackList(callbacks),
+            checkpoint_root(CheckpointStrategy(), folder),
+            clock=lambda: self.now,
         )
+        self.steps = []
+        self.recorder.on_step = self.steps.append
         self.recorder.open(2, 2)
         start, _ = self.recorder.begin([1, 2])
         self.store = CheckpointStore(start.root, token=start.token)
@@ -73,6 +81,51 @@ def test_save_that_its_own_later_reports_have_overtaken_is_waited_for(run):
     run.counts[1] = 1
     run.save(1, 1)
     assert run.latest == (1, (0, 1))
+
+
+def test_reports_of_rank_0_wait_for_a_slow_rank_but_not_for_a_mute_one(run, caplog):
+    run.report(0, times=3)
+    run.recorder.tick()
+    run.now = 0.99 * MUTE_S
+    run.recorder.tick()
+    assert run.steps == []
+    run.now = MUTE_S
+    run.recorder.tick()
+    assert [[report["rank"] for report in step] for step in run.steps] == [[0], [0], [0]]
+    assert "rank 1 has not reported" in caplog.text
+    run.report(0)
+    assert len(run.steps) == 4
+    assert caplog.text.count("has not reported") == 1
+
+
+def test_late_reports_are_in_the_folder_beside_those_of_the_others(run):
+    run.report(0, times=2)
+    run.recorder.tick()
+    run.now = MUTE_S
+    run.recorder.tick()
+    run.report(1, times=3)
+    run.report(0)
+    assert [[report["rank"] for report in step] for step in run.steps] == [[0], [0], [0, 1]]
+    run.recorder.folder.flush()
+    rows = paceline.load_run(run.recorder.folder.path).metrics[["step", "rank"]].values.tolist()
+    assert rows == [[step, rank] for step in (1, 2, 3) for rank in (0, 1)]
+
+
+def test_rank_that_neither_saves_nor_reports_holds_checkpoints_up_for_a_minute(run):
+    run.report(0)
+    run.save(0, 1, own=False)
+    run.now = SILENCE_S - 1
+    run.recorder.tick()
+    assert run.latest is None
+    run.now = SILENCE_S
+    run.recorder.tick()
+    assert run.latest == (1, (0,))
+    run.recorder.settle()
+    start, _ = run.recorder.begin([1, 2])
+    run.store = CheckpointStore(start.root, token=start.token)
+    run.report(0)
+    run.save(0, 2, own=False)
+    assert run.latest == (2, (0,)), "and not again after a restart"
 
 
 def test_rank_that_does_not_save_is_known_two_rounds_later(run):

@@ -1,7 +1,8 @@
 """Calls a run's callbacks in order, and keeps what SGDCallback's docstring promises about errors."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.callbacks.base import SGDCallback
@@ -25,6 +26,8 @@ class CallbackList:
 
     def __init__(self, callbacks: Sequence[SGDCallback] | None = None):
         self._callbacks = _checked(callbacks)
+        self.calling: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What surrounds each call of a callback: it is the user's code."""
         self._started: list[SGDCallback] = []
         # An object that only has the three required methods is welcome too.
         self._on_checkpoint = [c for c in self._callbacks if hasattr(c, "handle_checkpoint")]
@@ -41,7 +44,8 @@ class CallbackList:
         """Starts all, or none: those that had started are finished with the error before it is raised."""
         for callback in self._callbacks:
             try:
-                callback.start_training(logdir=logdir, config=dict(config), **info)
+                with self.calling():
+                    callback.start_training(logdir=logdir, config=dict(config), **info)
             except BaseException as error:
                 status = "FAILED" if isinstance(error, Exception) else "STOPPED"
                 self.finish_training(error=status == "FAILED", exception=error, status=status)
@@ -53,21 +57,25 @@ class CallbackList:
         callbacks = self._callbacks
         if not callbacks:
             return
-        for callback in callbacks[:-1]:
-            callback.handle_result([dict(result) for result in results], **info)
-        callbacks[-1].handle_result(results, **info)
+        with self.calling():
+            for callback in callbacks[:-1]:
+                callback.handle_result([dict(result) for result in results], **info)
+            callbacks[-1].handle_result(results, **info)
 
     def handle_checkpoint(self, checkpoint: "CheckpointInfo", **info: Any) -> None:
         for callback in self._on_checkpoint:
-            callback.handle_checkpoint(checkpoint, **info)
+            with self.calling():
+                callback.handle_checkpoint(checkpoint, **info)
 
     def handle_restart(self, attempt: int, reason: str, **info: Any) -> None:
         for callback in self._on_restart:
-            callback.handle_restart(attempt, reason, **info)
+            with self.calling():
+                callback.handle_restart(attempt, reason, **info)
 
     def handle_resize(self, world_size: int, **info: Any) -> None:
         for callback in self._on_resize:
-            callback.handle_resize(world_size, **info)
+            with self.calling():
+                callback.handle_resize(world_size, **info)
 
     def finish_training(
         self,
@@ -86,7 +94,8 @@ class CallbackList:
         raised: list[BaseException] = []
         for callback in started:
             try:
-                callback.finish_training(error=error, exception=exception, status=status, **info)
+                with self.calling():
+                    callback.finish_training(error=error, exception=exception, status=status, **info)
             except BaseException as problem:
                 raised.append(problem)
                 if not isinstance(problem, Exception):

@@ -29,10 +29,10 @@ SETTLE_SUSPECT_S = 2.0
 
 @dataclass(frozen=True)
 class Wish:
-    """What somebody wants of the run: that the function returns soon (`stop`), or that this process ends (`terminate`),
-    which has a limit."""
+    """What somebody wants of the run: that the function returns soon (`stop`), or, within a certain time, that this
+    process ends (`terminate`) or is free for who sits at the keyboard (`interrupt`)."""
 
-    kind: Literal["stop", "terminate"]
+    kind: Literal["stop", "terminate", "interrupt"]
     at: float
 
 
@@ -84,7 +84,7 @@ def advance(
 ) -> State:
     """The state that follows from the facts; see the table above."""
     deadline = min(
-        wish.at + grace_s if wish is not None and wish.kind == "terminate" else math.inf,
+        wish.at + grace_s if wish is not None and wish.kind != "stop" else math.inf,
         facts.preempted_at + grace_s if facts.preempted_at is not None else math.inf,
     )
     is_leaving = wish is not None or facts.preempted_at is not None
@@ -119,6 +119,9 @@ class Attempt:
     """When each rank last sent something."""
     state: State = field(default_factory=State)
     next_look: float = 0.0
+    next_standstill_look: float = 0.0
+    told_standstill: tuple[float, int] | None = None
+    """Since when nothing was heard, and how many had returned, the last time that we looked into it."""
     turns: list[Asked] = field(default_factory=list)
     """Ranks that wait, after a report, until somebody wants the next step."""
     wanted: int = 0
@@ -128,9 +131,15 @@ class Attempt:
 
     def silent_rank(self) -> int | None:
         """The rank that has not been heard of for longest, of those from whom something is expected."""
+        return min(self._expected(), key=self.progress.__getitem__, default=None)
+
+    def still_since(self) -> float | None:
+        """When the last rank was heard of from which something is expected; None if there is no such rank."""
+        return max((self.progress[rank] for rank in self._expected()), default=None)
+
+    def _expected(self) -> list[int]:
         excused = {*self.facts.values, *(turn.rank for turn in self.turns), *(one.rank for one in self.searches)}
-        waiting = [rank for rank in range(self.facts.size) if rank not in excused]
-        return min(waiting, key=self.progress.__getitem__, default=None)
+        return [rank for rank in range(self.facts.size) if rank not in excused]
 
     def grant_turns(self, now: float) -> None:
         """Whoever waits after a step that was handed out may go on once the next one is asked for."""

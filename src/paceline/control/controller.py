@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,17 +22,22 @@ from paceline.backends.base import BackendConfig
 from paceline.control.attempt import Attempt, Facts, Phase, Wish, advance
 from paceline.control.crew import POLL_S, Crew
 from paceline.control.outcome import Budget, GiveUp, Outcome, Restart, Stop, conclude
-from paceline.control.termination import Terminated, on_sigterm
+from paceline.control.termination import Signals, Terminated
 from paceline.errors import WorkersLostError, WorkerStartError
 from paceline.recording.gather import Report
 from paceline.recording.recorder import Recorder
 from paceline.session import Task, train
 from paceline.workers.base import Asked, Call, Died, Event, Preempted, Printed, Raised, Returned, Sent, WorkerGroup
+from paceline.workers.outcome import message_of
+from paceline.workers.stacks import standstill, user_line
 
 logger = logging.getLogger(__name__)
 
 SAVE_GRACE_S = 30.0
 """How long a failing run waits for a checkpoint that is being written."""
+
+STANDSTILL_S = 60.0
+"""How long all ranks may send nothing before we look whether they wait for each other in different places."""
 
 ROOM_LOOK_S = 1.0
 """How often to ask whether there could be more workers."""
@@ -55,6 +61,7 @@ class Controller:
         backend: BackendConfig,
         limits: Limits,
         recorder: Recorder,
+        signals: Signals | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.recorder = recorder
@@ -65,10 +72,12 @@ class Controller:
         self._steps: deque[list[Report]] = deque()
         recorder.on_step = self._steps.append
         self._attempt: Attempt | None = None
-        self._wish: Wish | None = None
+        self._signals = signals or Signals(clock)
+        self._signals.on_wish = self._tell_inline
+        recorder.callbacks.calling = self._signals.raising
+        self._stop: Wish | None = None
         self._told_wish: Wish | None = None
         self._busy_s = self._round_at = 0.0
-        self._restore_sigterm: Callable[[], None] = lambda: None
         self._is_announced = False
         self._reason = "the run has begun"
 
@@ -79,43 +88,57 @@ class Controller:
         """
         state = "STOPPED"
         error: BaseException | None = None
-        self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
-        self._restore_sigterm = on_sigterm(self._on_sigterm)
         try:
+            self._signals.watch()
+            self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
             while isinstance(outcome := (yield from self._run_attempt()), Restart):
                 self._restart(outcome)
             self._finish(outcome)
             state = "STOPPED" if isinstance(outcome, Stop) else "SUCCEEDED"
-        except (GeneratorExit, KeyboardInterrupt, Terminated) as caught:
+        except (GeneratorExit, Terminated) as caught:
             error = caught
+            raise
+        except KeyboardInterrupt as caught:
+            error = caught
+            caught.args = caught.args or (self._farewell(),)
             raise
         except BaseException as caught:
             state, error = "FAILED", caught
             raise
         finally:
             self._close(state, error)
+        self._leave()  # what came in the meantime came too late for this run
+
+    @property
+    def _wish(self) -> Wish | None:
+        return self._signals.wish or self._stop
 
     def request_stop(self) -> None:
         """Make `should_stop()` true on every rank; the run ends when the function returns. Thread-safe."""
-        if self._wish is None:
-            self._wish = Wish("stop", self._clock())
+        if self._stop is None:
+            self._stop = Wish("stop", self._clock())
         attempt = self._attempt
         if attempt is not None:
             attempt.group.request_stop()
 
+    def _tell_inline(self) -> None:
+        """In a signal handler. Elsewhere the loop finds the wish; here the function is what this thread is in."""
+        if self._is_inline and self._attempt is not None:
+            self._attempt.group.request_stop()
+
+    @property
+    def _is_inline(self) -> bool:
+        return self._crew.size.max == 0
+
     def finish_saving(self) -> None:
         """Between two steps: wait until the checkpoint that is being written is committed, or has failed."""
         attempt, deadline = self._attempt, self._clock() + SAVE_GRACE_S
-        while attempt is not None and self._is_saving(attempt) and self._clock() < deadline:
+        while attempt is not None and self._is_saving(attempt) and self._is_patient(deadline):
             attempt.group.poll(POLL_S, self._take)
             self._look_for_commit(attempt, self.recorder.tick)
 
     def _is_saving(self, attempt: Attempt) -> bool:
         return not attempt.facts.is_troubled and self.recorder.is_saving()
-
-    def _on_sigterm(self) -> None:
-        """In a signal handler: only leave a note, which the loop finds."""
-        self._wish = Wish("terminate", self._clock())
 
     def _run_attempt(self) -> Generator[list[Report], None, Outcome]:
         """One call of the function on all ranks; none, once somebody has wanted the end of a run that was restarted."""
@@ -128,27 +151,35 @@ class Controller:
             return self._conclude(Facts(self._crew.world_size, died=[died]))
         if not self._is_announced:
             self._is_announced = True
-            yield []
+            with self._signals.raising():
+                yield []
         while self._advance(attempt) is not Phase.OVER:
-            self._listen(attempt)
-            self._look_for_hang(attempt)
-            self._look_for_room(attempt)
-            begin = self._clock()
-            self._look_for_commit(attempt, self.recorder.tick)
-            self._folder.flush()
-            while self._steps:
-                step = self._steps.popleft()
-                yield step
-                attempt.wanted = step[0]["_training_iteration"]
-                attempt.grant_turns(self._listened())
-            self._busy_s += self._clock() - begin
+            yield from self._go_round(attempt)
         return self._conclude(attempt.facts)
+
+    def _go_round(self, attempt: Attempt) -> Iterator[list[Report]]:
+        self._signals.check()
+        self._listen(attempt)
+        self._look_for_hang(attempt)
+        self._look_for_standstill(attempt)
+        self._look_for_room(attempt)
+        begin = self._clock()
+        self._look_for_commit(attempt, self.recorder.tick)
+        self._folder.flush()
+        while self._steps:
+            step = self._steps.popleft()
+            with self._signals.raising():
+                yield step
+            attempt.wanted = step[0]["_training_iteration"]
+            attempt.grant_turns(self._listened())
+        self._busy_s += self._clock() - begin
 
     def _listen(self, attempt: Attempt) -> None:
         """One round. What it takes beyond the wait for the first event is our own business: a slow callback, say."""
         patience_s, begin = self._patience(attempt), self._clock()
         self._round_at = self._listened()
-        attempt.group.poll(patience_s, self._take)
+        with self._signals.raising() if self._is_inline else nullcontext():
+            attempt.group.poll(patience_s, self._take)
         self._busy_s += max(0.0, self._clock() - begin - patience_s)
 
     def _listened(self) -> float:
@@ -166,9 +197,10 @@ class Controller:
             attempt.facts.grows = True
 
     def _begin(self) -> Attempt:
-        group = self._crew.ensure()
-        self._restore_sigterm()
-        self._restore_sigterm = on_sigterm(self._on_sigterm)  # again: connecting to Ray installs a handler too
+        self._signals.check(1)  # there is nothing to save yet
+        with self._signals.raising(1):
+            group = self._crew.ensure()
+        self._signals.watch()  # again: connecting to Ray installs a handler too
         start, landmarks = self.recorder.begin([info.pid for info in group.infos], self._reason)
         dataset = self._request.dataset
         task = Task(
@@ -199,10 +231,23 @@ class Controller:
         is_leaving = wish is not None or attempt.facts.preempted_at is not None
         if is_leaving and former is Phase.RUNNING:
             attempt.group.request_stop()  # all ranks: none gets far without the others
-        if wish is not None and wish.kind == "terminate" and self._told_wish is not wish:
+        if wish is not None and wish is not self._told_wish:
             self._told_wish = wish
-            self._folder.record_event("terminated", reason="SIGTERM", grace_s=self._limits.grace_s)
+            self._tell_wish(wish)
         return attempt.state.phase
+
+    def _tell_wish(self, wish: Wish) -> None:
+        grace_s = self._limits.grace_s
+        if wish.kind == "terminate":
+            self._folder.record_event("terminated", reason="SIGTERM", grace_s=grace_s)
+        if wish.kind == "interrupt":
+            self._folder.record_event("interrupted", reason="Ctrl-C", grace_s=grace_s)
+            logger.warning(
+                "%s: stopping. The function has up to %g s to save and return: should_stop() is true. Ctrl-C once more "
+                "ends it at once.",
+                self._folder.name,
+                grace_s,
+            )
 
     def _take(self, event: Event) -> None:
         attempt = self._attempt
@@ -282,18 +327,38 @@ class Controller:
             return
         idle_s = self._listened() - attempt.progress[slowest]
         if idle_s > limit:
-            path = self._dump_stacks(attempt.group)
-            reason = (
-                f"made no progress for {idle_s:.1f} s (hang_timeout_s={limit:g}); stacks of all ranks are in {path}"
-            )
+            path, where = self._dump_stacks(attempt.group)
+            reason = f"made no progress for {idle_s:.1f} s (hang_timeout_s={limit:g}); {where}"
             self._folder.record_event("hang", rank=slowest, idle_s=idle_s, stacks=path)
             attempt.facts.died.append(Died(slowest, reason))
 
-    def _dump_stacks(self, group: WorkerGroup) -> str:
+    def _dump_stacks(self, group: WorkerGroup) -> tuple[str | None, str]:
+        """Returns the file, and a sentence about it."""
         path = self._folder.logs_dir / f"stacks_{self.recorder.attempt}.txt"
         texts = [f"=== rank {rank} ===\n{text}" for rank, text in sorted(group.stacks().items())]
-        path.write_text("\n".join(texts))
-        return str(path)
+        try:
+            path.write_text("\n".join(texts))
+        except OSError as error:  # a full disk must not change what a hang is
+            return None, f"stacks of all ranks could not be written to {path} ({error.strerror})"
+        return str(path), f"stacks of all ranks are in {path}"
+
+    def _look_for_standstill(self, attempt: Attempt) -> None:
+        """Ranks that wait for each other in different lines do so until the collective's own timeout, half an hour by
+        default: say so much sooner."""
+        now = self._listened()
+        if now < attempt.next_standstill_look or attempt.facts.is_troubled:
+            return
+        attempt.next_standstill_look = now + STANDSTILL_S / 60
+        still = attempt.still_since()
+        told = (still or 0.0, len(attempt.facts.values))
+        if still is None or now - still < STANDSTILL_S or attempt.told_standstill == told:
+            return
+        attempt.told_standstill = told
+        lines = {rank: user_line(text) for rank, text in attempt.group.stacks().items()}
+        sentence = standstill(sorted(attempt.facts.values), lines)
+        if sentence is not None:
+            self._folder.record_event("standstill", idle_s=now - still, where=sentence)
+            logger.warning("%s: no rank has sent anything for %.0f s: %s.", self._folder.name, now - still, sentence)
 
     def _conclude(self, facts: Facts) -> Outcome:
         for died in facts.died:
@@ -317,19 +382,31 @@ class Controller:
         if facts.num_ended < facts.size or facts.is_troubled:  # stopped, and not all could end
             self._release(SAVE_GRACE_S)
         self.values = [facts.values.get(rank) for rank in range(facts.size)]
-        if self._wish is not None and self._wish.kind == "terminate":
-            raise Terminated
+        self._leave()
+
+    def _leave(self) -> None:
+        """What a signal asks for, once everything of the run is done."""
+        wish = self._signals.wish
+        if wish is not None:
+            raise Terminated if wish.kind == "terminate" else KeyboardInterrupt(self._farewell())
+
+    def _farewell(self) -> str:
+        return f"the run was stopped; its folder, for Trainer.resume, is {self._folder.path}"
 
     def _release(self, grace_s: float) -> None:
         """End the attempt. A checkpoint that is just being written may be finished first: it was saved in time."""
         attempt, deadline = self._attempt, self._clock() + grace_s
-        if attempt is not None:
-            while self.recorder.is_saving(self._gone(attempt)) and self._clock() < deadline:
-                attempt.group.poll(POLL_S, self._take_rest)
+        if attempt is None:  # nobody has been asked to do anything
+            return
+        while self.recorder.is_saving(self._gone(attempt)) and self._is_patient(deadline):
+            attempt.group.poll(POLL_S, self._take_rest)
         self._close_dataset()  # first: who waits for data will not wait for ever
         self._crew.release(self._take_rest)
         self.recorder.settle()
         self._attempt = None
+
+    def _is_patient(self, deadline: float) -> bool:
+        return self._clock() < deadline and not self._signals.is_urgent()
 
     @staticmethod
     def _gone(attempt: Attempt) -> set[int]:
@@ -360,8 +437,10 @@ class Controller:
             error.add_note(f"After this, the last results could not be handled: {type(second).__name__}: {second}")
         finally:
             self._close_dataset()
-            self._restore_sigterm()
-            self.recorder.close(state, reason, error)
+            try:
+                self.recorder.close(state, reason, error)
+            finally:
+                self._signals.release()
 
 
 def _reason(error: BaseException) -> str:
@@ -369,4 +448,4 @@ def _reason(error: BaseException) -> str:
         return "the driver got SIGTERM"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted from the keyboard"
-    return f"{type(error).__qualname__}: {error}"
+    return f"{type(error).__qualname__}: {message_of(error)}"

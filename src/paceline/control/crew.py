@@ -3,6 +3,7 @@
 A crew outlives runs. One that was left broken, by a failure or on purpose, is made whole again before its next use.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.control.outcome import as_exception
-from paceline.errors import TrainerStateError, WorkersLostError
+from paceline.errors import TrainerStateError, WorkersLostError, WorkerStartError
 from paceline.session import call_in_worker, make_instance
 from paceline.workers.base import Call, Died, Engine, Event, Printed, Raised, Resources, Returned, Size, WorkerGroup
 
@@ -31,8 +32,8 @@ class Setup:
 
 
 class Crew:
-    def __init__(self, engine: Engine, backend: BackendConfig, size: Size, resources: Resources):
-        self._engine, self._backend = engine, backend
+    def __init__(self, engine: Engine, backend: BackendConfig, size: Size, resources: Resources, max_retries: int = 0):
+        self._engine, self._backend, self._max_retries = engine, backend, max_retries
         self.size, self._resources = size, resources
         self._setup = Setup()
         self.group: WorkerGroup | None = None
@@ -47,7 +48,7 @@ class Crew:
 
     def start(self, setup: Setup) -> None:
         self._setup = setup
-        self.ensure()
+        self.get_ready()
 
     @property
     def is_set_up(self) -> bool:
@@ -58,6 +59,18 @@ class Crew:
         """Live there from the next use on."""
         self.break_up(grace_s=2.0)
         self._engine = engine
+
+    def get_ready(self) -> WorkerGroup:
+        """Like `ensure`, but tried again when workers are lost on the way. For calls outside of a run, which has a
+        budget of its own for this."""
+        for number in itertools.count(1):
+            try:
+                return self.ensure()
+            except (WorkersLostError, WorkerStartError) as error:
+                if 0 <= self._max_retries < number:
+                    raise
+                logger.warning("Workers could not be made ready, trying again (%d): %s", number, error)
+        raise AssertionError("not reached")
 
     def ensure(self) -> WorkerGroup:
         """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking."""

@@ -126,14 +126,23 @@ def _retry_preemption(reason: str, budget: Budget) -> Outcome:
     )
 
 
-def as_exception(error: Raised, all_raised: Sequence[Raised] = ()) -> BaseException:
-    """The user's exception with its own type, naming the rank and carrying the worker's traceback."""
+def as_exception(error: Raised, all_raised: Sequence[Raised] = ()) -> Exception:
+    """The user's exception with its own type, naming the rank and carrying the worker's traceback.
+
+    A TrainFunctionError stands for one that could not travel, that cannot carry the note, or that would mean something
+    else here: SystemExit and KeyboardInterrupt, the end of this process; StopIteration, that of a loop.
+    """
     exception = error.exception
-    if exception is None:
-        exception = TrainFunctionError(f"{error.type_name}: {error.message}")
+    stand_in = TrainFunctionError(f"{error.type_name}: {error.message}")
+    if not isinstance(exception, Exception) or isinstance(exception, StopIteration):
+        exception = stand_in
     note = f"Raised in the training function on rank {error.rank}. Its traceback there:\n\n{error.traceback}"
     others = [f"rank {other.rank}: {other.type_name}: {other.message}" for other in all_raised if other is not error]
     if others:
         note += "\nOther ranks raised too: " + "; ".join(others)
-    exception.add_note(note)
+    try:
+        exception.add_note(note)
+    except Exception:  # of a frozen dataclass, say
+        exception = stand_in
+        exception.add_note(note)
     return exception

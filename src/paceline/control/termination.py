@@ -1,8 +1,24 @@
-"""SIGTERM in the driver, while a run goes on."""
+"""Ctrl-C and SIGTERM in the driver, from before a run has a folder until it has ended.
+
+    the first of them       is noted: the run asks the function to save and return, for a while
+    another Ctrl-C          ends the run at once
+    another SIGTERM         does what it would do without us
+
+Python raises KeyboardInterrupt on whatever line it hits: a run would be left as it happens to be, and a lock held for
+ever. Here it is raised in code of the user's, and while workers start; elsewhere the run asks whether it has come.
+"""
 
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.control.attempt import Wish
+
+_PATIENCE = 5
+"""Ctrl-C is raised all the same, wherever it is, when it has been held back so often: something of ours must hang."""
 
 
 class Terminated(SystemExit):
@@ -12,24 +28,90 @@ class Terminated(SystemExit):
         super().__init__(128 + signal.SIGTERM)
 
 
-def on_sigterm(act: Callable[[], None]) -> Callable[[], None]:
-    """Call `act` at the first SIGTERM; a second one does what it did before. Returns what puts that back at once.
+class Signals:
+    """What has come since `watch`. Nothing is watched outside the main thread, where Python does not allow it, nor what
+    the user has a handler for: that one knows better, and may call `Trainer.stop()`."""
 
-    Does nothing outside the main thread, where Python does not allow it, and when the user has a handler: that one
-    knows better, and may call `Trainer.stop()`. Ray's own handler, which exits, is none of the user's.
-    """
-    former = signal.getsignal(signal.SIGTERM)
-    is_users = former is not signal.SIG_DFL and not getattr(former, "__module__", "").startswith("ray.")
-    if is_users or threading.current_thread() is not threading.main_thread():
-        return lambda: None
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.wish: Wish | None = None
+        self.on_wish: Callable[[], None] = lambda: None
+        """Called in the signal handler, so wherever the main thread happens to be."""
+        self._clock = clock
+        self._former: dict[int, Any] = {}
+        self._num_interrupts = 0
+        self._limit = _PATIENCE
 
-    def restore() -> None:
-        if signal.getsignal(signal.SIGTERM) is handle:
-            signal.signal(signal.SIGTERM, former)
+    def watch(self) -> None:
+        """From now on, until `release`; again when somebody else may have put a handler in the place of ours."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, is_free in ((signal.SIGINT, _raises_interrupt), (signal.SIGTERM, _is_nobodys)):
+            former = signal.getsignal(number)
+            is_used_up = number == signal.SIGTERM and self.wish is not None and self.wish.kind == "terminate"
+            if is_free(former) and not is_used_up:
+                self._former[number] = former
+                signal.signal(number, self._handle)
 
-    def handle(*_: object) -> None:
-        restore()
-        act()
+    @contextmanager
+    def watching(self) -> "Iterator[Signals]":
+        """Begin to watch. Whoever is handed this releases it; if nobody is because something fails, it is done here."""
+        try:
+            self.watch()
+            yield self
+        except BaseException:
+            self.release()
+            raise
 
-    signal.signal(signal.SIGTERM, handle)
-    return restore
+    def release(self) -> None:
+        """Everything is as it was before. Idempotent."""
+        for number in list(self._former):
+            self._put_back(number)
+
+    def _put_back(self, number: int) -> None:
+        former = self._former.pop(number)
+        if signal.getsignal(number) == self._handle:
+            signal.signal(number, former)
+
+    def is_urgent(self) -> bool:
+        """Whether Ctrl-C has come more than once."""
+        return self._num_interrupts > 1
+
+    def check(self, nth: int = 2) -> None:
+        """Raises KeyboardInterrupt if Ctrl-C has come so often."""
+        if self._num_interrupts >= nth:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def raising(self, nth: int = 2) -> Iterator[None]:
+        """Inside, the n-th Ctrl-C of the run, or a later one that is new, is raised where it hits; once, so that what
+        follows from it can be done in peace."""
+        former, self._limit = self._limit, max(nth, self._num_interrupts + 1)
+        try:
+            yield
+        finally:
+            self._limit = max(former, self._num_interrupts + 1)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if number == signal.SIGTERM:
+            self._put_back(number)
+            self._note(Wish("terminate", self._clock()))
+            return
+        self._num_interrupts += 1
+        if self._num_interrupts >= self._limit:
+            self._limit = self._num_interrupts + _PATIENCE
+            raise KeyboardInterrupt
+        if self.wish is None:
+            self._note(Wish("interrupt", self._clock()))
+
+    def _note(self, wish: Wish) -> None:
+        self.wish = wish
+        self.on_wish()
+
+
+def _raises_interrupt(handler: object) -> bool:
+    return handler is signal.default_int_handler
+
+
+def _is_nobodys(handler: object) -> bool:
+    """Ray's own handler, which exits, is none of the user's."""
+    return handler is signal.SIG_DFL or getattr(handler, "__module__", "").startswith("ray.")

@@ -59,9 +59,9 @@ def record_run(
 @contextmanager
 def _recorded(recorder: Recorder) -> Iterator[None]:
     """One attempt from its beginning to its end, whatever that is."""
-    recorder.open(num_workers=1, world_size=1)
     state, error = "FAILED", None
     try:
+        recorder.open(num_workers=1, world_size=1)
         start, landmarks = recorder.begin([os.getpid()], told_size=place().world_size)
         task = Task(recorder.request, start, BackendConfig(), landmarks, is_worker=False)
         with open_session(RecorderWire(place(), recorder), task) as session:

@@ -3,7 +3,7 @@
 The n-th save of every rank that saves is its part of the n-th checkpoint. It counts when all of them are there, and all
 ranks have reported every step up to it. A rank need not save: it is known not to when it has ended without, or has
 reported two steps more than rank 0 had when it saved for the first time. Until one or the other shows, the checkpoints
-of rank 0 wait for it; where nobody reports, and so nothing can show, not for ever.
+of rank 0 wait for it; but for a rank that neither saves nor reports, and so cannot show it, not for ever.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from paceline.checkpoints.part import Part
 
 SILENCE_S = 60.0
-"""Where nobody reports: for how long rank 0 must have saved before a rank that has not counts as one that does not."""
+"""How long after rank 0 has first saved a rank that has neither saved nor reported counts as one that does neither."""
 
 MOST_WAITING = 8
 """Checkpoints that may wait for slower ranks. Each may be a copy of the shared state on storage."""
@@ -46,7 +46,7 @@ class Cut:
 
 class Ledger:
     """The saves of one attempt. `former_savers` have saved in an attempt before it, `former_owners` something of their
-    own."""
+    own; `abstainers` were known to do nothing of the kind."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Ledger:
         first_iteration: int = 0,
         former_savers: Iterable[int] = (),
         former_owners: Iterable[int] = (),
+        abstainers: Iterable[int] = (),
         most_waiting: int = MOST_WAITING,
     ):
         self.world_size, self._first_id, self._first_iteration = world_size, first_id, first_iteration
@@ -67,7 +68,9 @@ class Ledger:
         """Saves of a rank that has ended, of those that save; rank 0 has to."""
         self._ended: set[int] = set()
         self._savers, self._former_savers = {0}, frozenset(former_savers)
-        self._unknown = set(range(1, world_size))
+        self._unknown = set(range(1, world_size)) - set(abstainers)
+        self._mute: set[int] = set(abstainers)
+        """Ranks of which nothing is expected, neither saves nor reports, unless they do one or the other."""
         self._last_done = first_id - 1
         self.failed: dict[int, str] = {}
         """Checkpoints that could not be written, and why."""
@@ -88,6 +91,11 @@ class Ledger:
     def owners(self) -> frozenset[int]:
         """The ranks that have given something of their own, or meant to."""
         return frozenset(self._owners)
+
+    @property
+    def mute(self) -> frozenset[int]:
+        """The ranks that neither save nor report."""
+        return frozenset(self._mute)
 
     @property
     def is_waiting(self) -> bool:
@@ -142,15 +150,21 @@ class Ledger:
         self._most = max(self._most, self._counts[rank])
         self._savers.add(rank)
         self._unknown.discard(rank)
+        self._mute.discard(rank)
 
-    def take_complete(self, num_reports: Sequence[int], num_settled: Sequence[int] | None = None) -> list[Cut]:
+    def take_complete(
+        self, num_reports: Sequence[int], num_settled: Sequence[int] | None = None, saving_s: float = 0.0
+    ) -> list[Cut]:
         """Those that count from now on, oldest first. `num_reports` are the reports of this attempt, by rank;
-        `num_settled` those of them before which every save has been told, if that is less."""
+        `num_settled` those of them before which every save has been told, if that is less; `saving_s` is the time since
+        rank 0 has first saved."""
         while self._unknown:
             # one is enough to wait for; to ask all of them each time would make many ranks slow
             rank = next(iter(self._unknown))
             if not self._abstains(rank, num_reports if num_settled is None else num_settled):
-                return []
+                if saving_s < SILENCE_S or not self._is_unheard_of(rank, num_reports):
+                    return []
+                self._mute.add(rank)
             self._unknown.discard(rank)
         whole = [id for id, parts in self._parts.items() if self._savers <= parts.keys()]
         return self._take(id for id in whole if self._have_reported(self._parts[id][0].iteration, num_reports))
@@ -158,7 +172,7 @@ class Ledger:
     def _have_reported(self, iteration: int, num_reports: Sequence[int]) -> bool:
         """Whether every rank that reports has made all reports up to there."""
         return all(
-            self._first_iteration + count >= iteration or (count == 0 and rank in self._ended)
+            self._first_iteration + count >= iteration or (count == 0 and (rank in self._ended or rank in self._mute))
             for rank, count in enumerate(num_reports)
         )
 
@@ -174,7 +188,7 @@ class Ledger:
         def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
             if rank in parts or not (rank in self._savers or rank in self._unknown):
                 return True
-            if rank in self._unknown and self._nobody_reports(rank, num_reports):
+            if rank in self._unknown and self._is_unheard_of(rank, num_reports) and self._reports_nothing():
                 return True
             return rank not in self._owners and not any(part.has_own for part in parts.values())
 
@@ -239,19 +253,16 @@ class Ledger:
     def _abstains(self, rank: int, num_reports: Sequence[int]) -> bool:
         if rank in self._ended:
             return True
-        first, last = self._first_save, self._last_save
-        if first is None or last is None:
-            return False
+        first = self._first_save
         # by more than one report: a rank may well report a step and then save it, where rank 0 does it the other way
-        if self._first_iteration + num_reports[rank] > first.iteration + 1:
-            return True
-        return self._nobody_reports(rank, num_reports) and last.time - first.time >= SILENCE_S
+        return first is not None and self._first_iteration + num_reports[rank] > first.iteration + 1
 
-    def _nobody_reports(self, rank: int, num_reports: Sequence[int]) -> bool:
-        """Nor has this rank ever saved, so that nothing is known of it."""
-        last = self._last_save
-        is_silent = last is not None and last.iteration == self._first_iteration and not num_reports[rank]
-        return is_silent and rank not in self._former_savers
+    def _is_unheard_of(self, rank: int, num_reports: Sequence[int]) -> bool:
+        return not num_reports[rank] and rank not in self._former_savers
+
+    def _reports_nothing(self) -> bool:
+        """Whether rank 0 does not report, so that reports of others cannot be expected."""
+        return self._last_save is not None and self._last_save.iteration == self._first_iteration
 
     def _take(self, ids: Iterable[int]) -> list[Cut]:
         cuts = [Cut(id, tuple(self._parts[id][rank] for rank in sorted(self._parts[id]))) for id in sorted(ids)]

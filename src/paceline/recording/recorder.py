@@ -10,6 +10,8 @@ feeds it from many, a loop on rank 0 from its own process.
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -20,26 +22,42 @@ from paceline.checkpoints.part import Found, Part
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.landmark import Landmark
 from paceline.errors import CheckpointWriteError
-from paceline.recording.gather import Gather, Mismatch, Report
+from paceline.recording.gather import Gather, Mismatch, Report, Step
 from paceline.recording.ledger import MOST_WAITING, Cut, Ledger, SaveMismatch
 from paceline.recording.saved import Saved
 from paceline.runs import RunFolder, RunRequest
 
 logger = logging.getLogger(__name__)
 
+MUTE_S = 10.0
+"""How long the reports of rank 0 wait for the first one of another rank."""
+
 
 class Recorder:
     """From `open` to `close`, with one `begin` for each attempt. Not thread-safe."""
 
-    def __init__(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList, checkpoint_root: str):
+    def __init__(
+        self,
+        request: RunRequest,
+        folder: RunFolder,
+        callbacks: CallbackList,
+        checkpoint_root: str,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.request, self.folder, self.callbacks = request, folder, callbacks
         self.attempt = folder.first_attempt
         self.on_step: Callable[[list[Report]], None] = lambda step: None
-        """Called with each whole step, a copy, after the run folder and the callbacks have got it."""
+        """Called with each whole step, a copy, after the run folder and the callbacks have got it: the reports of all
+        ranks that report, in rank order."""
         self.saved = Saved(request, checkpoint_root, is_resumed=self.attempt > 0)
         self._gather, self._ledger = Gather(1), Ledger(1, first_id=1)
         self._former_savers: frozenset[int] = frozenset()
         self._former_owners: frozenset[int] = frozenset()
+        self._mute: frozenset[int] = frozenset()
+        self._clock = clock
+        self._waiting_since = self._saving_since = math.inf
+        """Since when the reports of rank 0 wait for ranks that have made none, and since when it has saved."""
+        self._has_told_mute = False
         self._heard: list[int] = [0]
         self._settled: list[int] = [0]
         """The reports of each rank at the last `tick`, and at the one before: see there."""
@@ -47,25 +65,19 @@ class Recorder:
         self._is_settled = True
 
     def open(self, num_workers: float, world_size: int) -> None:
-        """The run begins. Raises what a callback's start_training raises; the run has then failed."""
+        """The run begins. Raises what a callback's start_training raises. From here on, `close` is due in any case."""
         self._world_size = world_size
         self.folder.set_state("RUNNING")
         self.folder.start_heartbeat()
         self.folder.record_environment()
-        try:
-            self.callbacks.start_training(
-                str(self.folder.path),
-                dict(self.request.config),
-                run_id=self.folder.path.name,
-                num_workers=num_workers,
-                world_size=world_size,
-                is_resumed=self.attempt > 0,
-            )
-        except BaseException as error:
-            state = "FAILED" if isinstance(error, Exception) else "STOPPED"
-            self.folder.set_state(state, reason=f"a callback did not start: {type(error).__qualname__}: {error}")
-            self.folder.close()
-            raise
+        self.callbacks.start_training(
+            str(self.folder.path),
+            dict(self.request.config),
+            run_id=self.folder.path.name,
+            num_workers=num_workers,
+            world_size=world_size,
+            is_resumed=self.attempt > 0,
+        )
 
     def begin(
         self, pids: Sequence[int], reason: str = "", told_size: int | None = None
@@ -84,9 +96,11 @@ class Recorder:
             start.iteration,
             self._former_savers,
             self._former_owners,
+            self._mute,
             most_waiting=2 if self.saved.is_in_memory else MOST_WAITING,  # the oldest and the newest, at the least
         )
         self._heard = self._settled = [0] * world_size
+        self._waiting_since = self._saving_since = math.inf
         name = (
             start.checkpoint
             if start.checkpoint is None or isinstance(start.checkpoint, str)
@@ -127,12 +141,14 @@ class Recorder:
 
     def end(self, rank: int) -> None:
         """The rank's function has returned."""
-        self._gather.end(rank)
+        for step in self._gather.end(rank):
+            self._deliver(step)
         self._ledger.end(rank)
 
     def tick(self) -> None:
         """Between two rounds of `take`. A save that was made before a report is told, at the latest, in the round after
         the one in which that report came: only then does the report show that its rank does not save."""
+        self._excuse_mute()
         self._settled = self._heard
         if self._ledger.is_waiting:
             self._commit_complete()
@@ -140,8 +156,34 @@ class Recorder:
             self.saved.discard(self._ledger.take_lost())
         self._heard = list(self._gather.counts)
 
+    def _excuse_mute(self) -> None:
+        """Reporting on rank 0 alone is fine; but until a rank has made its first report, it may only be slow."""
+        mute = self._gather.mute
+        if not mute:
+            self._waiting_since = math.inf
+        elif self._clock() - self._waiting_since >= MUTE_S:
+            self._tell_mute(mute)
+            for step in self._gather.excuse(mute):
+                self._deliver(step)
+        else:
+            self._waiting_since = min(self._waiting_since, self._clock())
+
+    def _tell_mute(self, ranks: Sequence[int]) -> None:
+        if self._has_told_mute:
+            return
+        self._has_told_mute = True
+        names = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+        logger.warning(
+            "%s: rank 0 reports, rank %s has not reported for %g s: steps are shown without it. Call report() on every "
+            "rank to see the metrics of all.",
+            self.folder.name,
+            names,
+            MUTE_S,
+        )
+
     def _commit_complete(self) -> None:
-        self._commit(self._ledger.take_complete(self._gather.counts, self._settled))
+        saving_s = self._clock() - self._saving_since
+        self._commit(self._ledger.take_complete(self._gather.counts, self._settled, saving_s))
         self.saved.discard(self._ledger.take_lost())
 
     def _take_part(self, part: Part) -> None:
@@ -149,6 +191,8 @@ class Recorder:
             logger.warning("Rank %d has saved checkpoint %d after it was committed without it.", part.rank, part.id)
             self.folder.record_event("late_part", id=part.id, rank=part.rank)
         self._ledger.add(part)
+        if part.rank == 0:
+            self._saving_since = min(self._saving_since, self._clock())
         self._commit_complete()
 
     def is_saving(self, gone: Iterable[int] = ()) -> bool:
@@ -165,8 +209,7 @@ class Recorder:
 
     def settle(self) -> None:
         """The attempt is over and nothing more will come of it: commit what is complete all the same, and keep the
-        reports of steps that will not be made again although a rank was lost before it had reported them.
-        Idempotent."""
+        reports that no other rank has matched. Idempotent."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -175,12 +218,9 @@ class Recorder:
         self.saved.discard(self._ledger.take_rest())
         self._former_savers |= self._ledger.savers
         self._former_owners |= self._ledger.owners
-        latest = self.saved.latest
-        for reports in self._gather.leftovers():
-            step = next(iter(reports.values()))["_training_iteration"]
-            if latest is not None and step <= latest.iteration:
-                ranks = [reports.get(rank) for rank in range(self._gather.world_size)]
-                self.folder.record_step(step, self.attempt, ranks)
+        self._mute = self._ledger.mute
+        for step in self._gather.leftovers():
+            self._record(step)
 
     def restart(self, reason: str, cause: str) -> None:
         """The function will be started again."""
@@ -198,11 +238,18 @@ class Recorder:
             stack.callback(self.saved.close)
             self.settle()
 
-    def _deliver(self, step: list[Report]) -> None:
-        self.folder.record_step(step[0]["_training_iteration"], self.attempt, step)
-        copy = [dict(report) for report in step]  # callbacks may do with theirs as they like
-        self.callbacks.handle_result(step)
+    def _deliver(self, step: Step) -> None:
+        self._record(step)
+        if step[0] is None:  # late: the others' were told long ago
+            return
+        reports = [report for report in step if report is not None]
+        copy = [dict(report) for report in reports]  # callbacks may do with theirs as they like
+        self.callbacks.handle_result(reports)
         self.on_step(copy)
+
+    def _record(self, step: Step) -> None:
+        number = next(report["_training_iteration"] for report in step if report is not None)
+        self.folder.record_step(number, self.attempt, step)
 
     def _commit(self, cuts: Sequence[Cut]) -> None:
         if not cuts:

@@ -1,6 +1,7 @@
 """Metrics as a pandas frame: one row for each step and rank."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import MissingDependencyError
@@ -30,13 +31,20 @@ def metrics_frame(lines: Iterable[Mapping[str, Any]], *, with_superseded: bool =
 
 
 def last_attempts(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One line a step, in the order of steps: its highest attempt's, and of two of a kind the later."""
+    """One line a step, in the order of steps: its highest attempt's. Ranks that were late have a line of their own."""
     last: dict[int, Mapping[str, Any]] = {}
     for line in lines:
         present = last.get(line["step"])
-        if present is None or present["attempt"] <= line["attempt"]:
+        if present is None or present["attempt"] < line["attempt"]:
             last[line["step"]] = line
+        elif present["attempt"] == line["attempt"]:
+            last[line["step"]] = {**line, "ranks": _merged(present["ranks"], line["ranks"])}
     return [last[step] for step in sorted(last)]
+
+
+def _merged(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """What each rank has reported, the second time if there are two."""
+    return [old if new is None else new for old, new in zip_longest(first, second)]
 
 
 def _is_step(line: Mapping[str, Any]) -> bool:

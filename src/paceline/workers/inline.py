@@ -29,6 +29,7 @@ from paceline.workers.base import (
     rank_environ,
 )
 from paceline.workers.devices import gpu_ids, share_gpus
+from paceline.workers.outcome import message_of, text_of
 from paceline.workers.questions import Questions
 from paceline.workers.reports import unpack
 
@@ -80,11 +81,12 @@ class InlineGroup:
     def _run(self, call: Call, wire: "InlineWire") -> Event:
         try:
             value = call.fn(wire, *call.args)
-        except Exception as error:
+        except KeyboardInterrupt:  # from this very keyboard
+            raise
+        except BaseException as error:
             if wire.delivery_error is not None:  # it is not the function that failed
                 raise
-            text = "".join(traceback.format_exception(error))
-            return Raised(0, type(error).__qualname__, str(error), text, error)
+            return Raised(0, type(error).__qualname__, message_of(error), text_of(error), error)
         return Returned(0, value)
 
     def answer(self, question: Asked, value: Any) -> None:

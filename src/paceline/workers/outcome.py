@@ -22,15 +22,48 @@ def pack_value(value: Any) -> bytes:
 
 
 def describe_error(error: BaseException) -> Error:
-    """What a Raised event needs. An exception that does not survive pickling goes home as text alone."""
-    text = "".join(traceback.format_exception(error))
-    error.__traceback__ = None
+    """What a Raised event needs. An exception that does not survive pickling goes home as text alone. Whatever the
+    methods of its class do, this does not raise: nobody would tell the driver that the call has ended."""
+    text = text_of(error)
+    error.with_traceback(None)  # not an assignment, which a frozen class refuses
+    packed = _packed(error)
+    return type(error).__qualname__, message_of(error), text, packed
+
+
+def message_of(error: BaseException) -> str:
+    """What it says, or that it does not."""
+    if isinstance(error, SystemExit):
+        return f"the function ended itself with sys.exit({error.code!r})"
+    try:
+        return str(error)
+    except Exception as second:
+        return f"(its message cannot be had: __str__ raises {type(second).__qualname__})"
+
+
+def text_of(error: BaseException) -> str:
+    """The traceback, as Python prints it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return "".join(
+            [*traceback.format_tb(error.__traceback__), f"{type(error).__qualname__}: {message_of(error)}\n"]
+        )
+
+
+def _packed(error: BaseException) -> bytes | None:
     try:
         packed = parcel.dumps(error)
-        parcel.loads(packed)
-    except Exception:
-        packed = None
-    return type(error).__qualname__, str(error), text, packed
+    except BaseException:  # its own __reduce__ may raise anything
+        return None
+    return packed if _unpacked(packed) is not None else None
+
+
+def _unpacked(packed: bytes) -> BaseException | None:
+    try:
+        error = parcel.loads(packed)
+    except BaseException:
+        return None
+    return error if isinstance(error, BaseException) else None
 
 
 def returned(rank: int, payload: bytes) -> Returned | Raised:
@@ -47,5 +80,6 @@ def returned(rank: int, payload: bytes) -> Returned | Raised:
 
 
 def raised(rank: int, error: Error) -> Raised:
+    """On the driver. It may lack the exception's class: then there is the text."""
     type_name, message, text, packed = error
-    return Raised(rank, type_name, message, text, parcel.loads(packed) if packed else None)
+    return Raised(rank, type_name, message, text, _unpacked(packed) if packed else None)

@@ -233,9 +233,6 @@ class RayGroup:
         if kind == "preempted":
             actor.is_leaving = True
             return Preempted(rank, value)
-        if kind == "exiting":
-            actor.is_alive = False
-            return Died(rank, value)
         return Sent(rank, kind, value)
 
     def _log(self, rank: int, text: str) -> Printed:

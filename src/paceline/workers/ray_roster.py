@@ -186,7 +186,7 @@ class Roster:
             actor.epoch += 1
             environ = self._environ(place, visible_gpus)
             asked.append(actor.handle.settle.remote(actor.epoch, place, environ, sys.path, os.getcwd()))
-        ray.get(asked)
+        self._expect(asked, chosen)
         chosen.sort(key=lambda actor: actor.rank or 0)
         self._actors = [*chosen, *(actor for actor in self._actors if actor.rank is None)]
         by_rank = {place.world_rank: place for place, _ in seating}
@@ -199,6 +199,18 @@ class Roster:
             )
             for rank, actor in enumerate(chosen)
         ]
+
+    def _expect(self, answers: list[Any], actors: Sequence[Actor]) -> None:
+        """A worker whose node has just been lost may not answer for as long as Ray does not know it."""
+        limit_s = max(self._start_timeout_s, _HIRE_S)
+        ready = set(ray.wait(answers, num_returns=len(answers), timeout=limit_s)[0]) if answers else set()
+        late = [actor for actor, answer in zip(actors, answers, strict=True) if answer not in ready]
+        if late:
+            raise WorkerStartError(
+                f"{len(late)} of {len(answers)} workers did not take their place within {limit_s:g} s, among them "
+                f"process {late[0].facts['pid']} on {late[0].facts['host']}."
+            )
+        ray.get(answers)
 
     def _environ(self, place: Place, visible_gpus: Sequence[str]) -> dict[str, str]:
         num_threads = max(1, int(self._slots.bundle.get("CPU", 1)))

@@ -255,12 +255,6 @@ class RayWorker:
         self._wire.send("preempted", "got SIGTERM")
         self._wire.stopping = True  # afterwards, so that the driver knows why the function returns
 
-    def _exit(self, code: int) -> None:
-        """End this process, once the driver knows why: Ray would only tell that it is gone."""
-        self._wire.send("exiting", f"ended itself with exit code {code} (sys.exit)")
-        self._wire.flush()
-        os._exit(code)
-
     def _leave_group(self) -> bool:
         self._tidy()
         try:
@@ -286,8 +280,6 @@ class RayWorker:
         try:
             fn, args = parcel.loads(payload)
             value = pack_value(fn(self._wire, *args))
-        except SystemExit as leave:
-            self._exit(leave.code if isinstance(leave.code, int) else int(leave.code is not None))
         except Unwind:
             raise
         except BaseException as error:

@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
+_FRAME = re.compile(r'File "(.+)", line (\d+) in ')
 
 
 def collect_stacks(processes: Mapping[int, tuple[int, Path]], timeout_s: float) -> dict[int, str]:
@@ -18,6 +20,42 @@ def collect_stacks(processes: Mapping[int, tuple[int, Path]], timeout_s: float) 
             os.kill(pid, signal.SIGUSR1)
     _wait_for_answers({path: before[rank] for rank, (_, path) in processes.items()}, timeout_s)
     return {rank: _text(pid, path, before[rank]) for rank, (pid, path) in processes.items()}
+
+
+def user_line(text: str) -> str | None:
+    """Where the function is, by the stacks of its rank: the innermost line that is neither a library's nor ours."""
+    for thread in re.split(r"^(?=Current thread|Thread)", text, flags=re.MULTILINE):
+        frames = _FRAME.findall(thread)
+        session = next((path for path, _ in frames if path.endswith("paceline/session.py")), None)
+        if session is None:
+            continue
+        ours = (os.path.dirname(session), os.path.dirname(os.__file__), "<frozen")
+        for path, line in frames:
+            if not path.startswith(ours) and "site-packages" not in path:
+                return f"{os.path.basename(path)} line {line}"
+    return None
+
+
+def standstill(returned: Sequence[int], lines: Mapping[int, str | None]) -> str | None:
+    """Who is where, if ranks that send nothing may wait for each other in vain; None if all are in the same line."""
+    places: dict[str, list[int]] = {}
+    for rank, line in sorted(lines.items()):
+        place = "returned" if rank in returned else f"in {line or 'a place that is not known'}"
+        places.setdefault(place, []).append(rank)
+    if len(places) < 2:
+        return None
+    return ", ".join(f"{_names(ranks)} {_is_in(place, len(ranks))}" for place, ranks in places.items())
+
+
+def _names(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _is_in(place: str, count: int) -> str:
+    if place == "returned":
+        return "has returned" if count == 1 else "have returned"
+    return f"{'is' if count == 1 else 'are'} still {place}"
 
 
 def _wait_for_answers(before: Mapping[Path, int], timeout_s: float) -> None:

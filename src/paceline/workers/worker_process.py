@@ -113,10 +113,6 @@ def _answer(wire: ProcessWire, payload: bytes) -> None:
     try:
         fn, args = parcel.loads(payload)
         value = pack_value(fn(wire, *args))
-    except SystemExit as leave:
-        flush_output()
-        code = leave.code
-        os._exit(code if isinstance(code, int) else int(code is not None))
     except BaseException as error:
         wire.send("raised", describe_error(error))
         del error
