@@ -146,7 +146,8 @@ class MakeRoom(SGDCallback):
             threading.Thread(target=self.wait, name="paceline-test-wait").start()
 
     def wait(self):
-        while not self.trainer._controller._attempt.facts.has_room:
+        run = paceline.load_run(self.trainer.latest_run_dir)
+        while not any(event["kind"] == "room" for event in run.events) and run.is_alive:
             threading.Event().wait(0.01)
         self.path.touch()
 

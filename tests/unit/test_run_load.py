@@ -89,7 +89,7 @@ def test_what_is_no_run_is_described(results: Path, path: str, says: str) -> Non
 
 
 def test_steps_done_again_after_a_restart_supersede_the_first_ones(folder: RunFolder) -> None:
-    for step, attempt in [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (3, 2), (4, 2)]:
+    for step, attempt in [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (2, 2), (3, 2), (3, 2), (4, 2)]:
         folder.record_step(step, attempt, [{"loss": step + attempt / 10}, None])
     folder.flush()
     run = load_run(folder.path)
@@ -100,7 +100,7 @@ def test_steps_done_again_after_a_restart_supersede_the_first_ones(folder: RunFo
         (4, 2),
     ]
     assert list(run.metrics["loss"]) == [1.1, 2.2, 3.2, 4.2]
-    assert list(run.all_metrics["step"]) == [1, 2, 3, 2, 3, 3, 4]
+    assert list(run.all_metrics["step"]) == [1, 2, 3, 4, 5, 2, 3, 3, 4]
 
 
 def test_metrics_called_like_our_columns_are_kept(folder: RunFolder) -> None:

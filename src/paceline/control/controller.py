@@ -313,7 +313,9 @@ class Controller:
     def _look_for_room(self, attempt: Attempt) -> None:
         if attempt.facts.size < self._crew.size.max and self._clock() >= attempt.next_look:
             attempt.next_look = self._clock() + ROOM_LOOK_S
-            attempt.facts.has_room = attempt.group.can_grow()
+            had_room, attempt.facts.has_room = attempt.facts.has_room, attempt.group.can_grow()
+            if attempt.facts.has_room and not had_room:
+                self._folder.record_event("room", world_size=attempt.facts.size)
 
     def _patience(self, attempt: Attempt) -> float:
         return POLL_S / 10 if attempt.state.phase is Phase.TROUBLED else POLL_S

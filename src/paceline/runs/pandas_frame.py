@@ -1,5 +1,6 @@
 """Metrics as a pandas frame: one row for each step and rank."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ def metrics_frame(lines: Iterable[Mapping[str, Any]], *, with_superseded: bool =
     """Columns step, rank, attempt, then every metric in the order of its first report.
 
     A metric that is called like one of the three appears as `reported_step` and so on. After a restart from a
-    checkpoint some steps are done again: unless `with_superseded`, only the highest attempt's are kept.
+    checkpoint steps are done again: unless `with_superseded`, only the last time is kept.
     """
     try:
         import pandas as pd
@@ -30,15 +31,24 @@ def metrics_frame(lines: Iterable[Mapping[str, Any]], *, with_superseded: bool =
     return pd.DataFrame(rows, columns=list(columns))
 
 
-def last_attempts(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One line a step, in the order of steps: its highest attempt's. Ranks that were late have a line of their own."""
+def last_attempts(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One line a step, in the order of steps. An attempt does all steps from its first one on anew: those that an
+    earlier one had made from there on do not count, also if there are fewer of them now. A rank that was late has a
+    line of its own, which joins that of the others."""
+    first: dict[int, int] = {}
+    for line in lines:
+        first[line["attempt"]] = min(line["step"], first.get(line["attempt"], line["step"]))
+    bound, end_of = math.inf, {}
+    for attempt in sorted(first, reverse=True):
+        end_of[attempt] = bound
+        bound = min(bound, first[attempt])
     last: dict[int, Mapping[str, Any]] = {}
     for line in lines:
-        present = last.get(line["step"])
-        if present is None or present["attempt"] < line["attempt"]:
-            last[line["step"]] = line
-        elif present["attempt"] == line["attempt"]:
-            last[line["step"]] = {**line, "ranks": _merged(present["ranks"], line["ranks"])}
+        if line["step"] < end_of[line["attempt"]]:
+            present = last.get(line["step"])
+            last[line["step"]] = (
+                line if present is None else {**line, "ranks": _merged(present["ranks"], line["ranks"])}
+            )
     return [last[step] for step in sorted(last)]
 
 
