@@ -25,7 +25,7 @@ def train():
     while True:
         {work}
 
-trainer = Trainer(backend={backend}, num_workers=2, preemption_grace_s=0.5)
+trainer = Trainer(backend={backend}, num_workers=2, preemption_grace_s={grace_s})
 print("run", trainer.logdir, flush=True)
 trainer.run(train)
 """
@@ -36,7 +36,8 @@ SLEEPING, BUSY, COLLECTIVE = "time.sleep(0.01)", "pass", "import torch; torch.di
 def driver(request):
     """A training program in its own process group, as under a shell; gives it, its run folder and its processes."""
     work, backend = request.param
-    program = PROGRAM.format(work=work, backend=backend)
+    params = request.node.callspec.params
+    program = PROGRAM.format(work=work, backend=backend, grace_s=params.get("grace_s", 0.5))
     child = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -89,11 +90,27 @@ def test_interrupt_from_the_keyboard(driver):
     os.killpg(child.pid, signal.SIGINT)  # the terminal sends it to the whole foreground group
     _, errors = child.communicate(timeout=20)
     assert child.returncode != 0
-    assert "KeyboardInterrupt" in errors
+    assert "KeyboardInterrupt: the run was stopped" in errors
+    assert "controller.py" not in errors, "none of our internals"
     assert_all_end(processes)
     status = paceline.load_run(run_dir).status
     assert status.state == "STOPPED"
     assert "keyboard" in status.reason
+
+
+@pytest.mark.parametrize("grace_s", [1000], ids=["-"])
+@pytest.mark.parametrize("driver", WAYS[:1], indirect=True, ids=["sleeping"])
+def test_interrupt_twice(driver, grace_s):
+    """It would have a long time to return."""
+    child, run_dir, processes = driver
+    os.killpg(child.pid, signal.SIGINT)
+    while "Ctrl-C once more" not in child.stderr.readline():
+        assert child.poll() is None
+    os.killpg(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=20)
+    assert "KeyboardInterrupt: the run was stopped" in errors
+    assert_all_end(processes)
+    assert paceline.load_run(run_dir).status.state == "STOPPED"
 
 
 @pytest.mark.parametrize("driver", WAYS[:1], indirect=True, ids=["sleeping"])
