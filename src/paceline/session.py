@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _ALONE = Place()
 
+_STEP_S = 1.0
+"""For so long after a report, further calls of should_stop belong to the same step."""
+_AGREE_TIMEOUT_S = 5.0
+
 
 @dataclass(frozen=True)
 class Task:
@@ -73,6 +77,9 @@ class Session:
         self._iteration = task.start.iteration
         self._start = self._last_report = time.perf_counter()
         self._total_s = 0.0
+        self._num_checks, self._has_checked = 0, False
+        """Calls of should_stop, and whether there was one since the last report."""
+        self._stop_at: int | None = None
         self._keepers: dict[str, Keeper] = {}
         self._resumed: Checkpoint | None = None
         self._saver = Saver(
@@ -90,6 +97,7 @@ class Session:
         now = time.perf_counter()
         self._iteration += 1
         elapsed_s, self._last_report = now - self._last_report, now
+        self._has_checked = False
         if self._request.detailed_metrics:
             self._total_s += metrics.get("_time_this_iter_s", elapsed_s)
             metrics |= _detailed(self._total_s)
@@ -147,7 +155,20 @@ class Session:
         return shard[name]
 
     def should_stop(self) -> bool:
-        return self._wire.stopping
+        """Once the run is asked to end, all ranks agree on the call at which this becomes true: see StopAgreement. Not
+        at the second call of a step, if that can be told: a loop may save at the first."""
+        self._num_checks += 1
+        is_first, self._has_checked = not self._has_checked, True
+        if not self._wire.stopping or not self.is_worker or self.place.world_size == 1:
+            return self._wire.stopping
+        if self._stop_at is None:
+            if not is_first and time.perf_counter() - self._last_report < _STEP_S:
+                return False
+            try:
+                self._stop_at = self._wire.ask("stop", self._num_checks, _AGREE_TIMEOUT_S)
+            except TimeoutError:  # the driver is busy, and there may not be much time
+                self._stop_at = self._num_checks
+        return self._stop_at is not None and self._num_checks >= self._stop_at
 
     def note(self, kind: str, **fields: Any) -> None:
         self._wire.send("note", (kind, fields))
@@ -286,7 +307,11 @@ def get_data_shard(name: str | None = None) -> Any:
 
 
 def should_stop() -> bool:
-    """Whether the run was asked to end. A long loop looks at it, saves a checkpoint and returns."""
+    """Whether the run was asked to end. A long loop looks at it, saves a checkpoint and returns.
+
+    It becomes true at the same call on all ranks, if all of them call it, equally often: then they leave their loops at
+    the same step.
+    """
     return _current is not None and _current.should_stop()
 
 

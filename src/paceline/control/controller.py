@@ -10,6 +10,7 @@ Reports, checkpoints, the run folder and callbacks are the recorder's business.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -73,7 +74,7 @@ class Controller:
         recorder.on_step = self._steps.append
         self._attempt: Attempt | None = None
         self._signals = signals or Signals(clock)
-        self._signals.on_wish = self._tell_inline
+        self._signals.on_wish = self._tell_group
         recorder.callbacks.calling = self._signals.raising
         self._stop: Wish | None = None
         self._told_wish: Wish | None = None
@@ -121,10 +122,14 @@ class Controller:
         if attempt is not None:
             attempt.group.request_stop()
 
-    def _tell_inline(self) -> None:
-        """In a signal handler. Elsewhere the loop finds the wish; here the function is what this thread is in."""
-        if self._is_inline and self._attempt is not None:
-            self._attempt.group.request_stop()
+    def _tell_group(self) -> None:
+        """In a signal handler. The loop finds the wish, too, but it may be in a callback now, or paused; and with
+        `num_workers=0`, the function is what this very thread is in."""
+        attempt = self._attempt
+        if attempt is not None and self._is_inline:
+            attempt.group.request_stop()
+        elif attempt is not None:  # in a thread: this one may be anywhere
+            threading.Thread(target=attempt.group.request_stop, name="paceline-signal", daemon=True).start()
 
     @property
     def _is_inline(self) -> bool:
@@ -162,6 +167,7 @@ class Controller:
         self._listen(attempt)
         self._look_for_hang(attempt)
         self._look_for_standstill(attempt)
+        self._answer_stops(attempt)
         self._look_for_room(attempt)
         begin = self._clock()
         self._look_for_commit(attempt, self.recorder.tick)
@@ -230,6 +236,7 @@ class Controller:
         )
         is_leaving = wish is not None or attempt.facts.preempted_at is not None
         if is_leaving and former is Phase.RUNNING:
+            self.recorder.leave()
             attempt.group.request_stop()  # all ranks: none gets far without the others
         if wish is not None and wish is not self._told_wish:
             self._told_wish = wish
@@ -296,14 +303,21 @@ class Controller:
                 attempt.grant_turns(self._listened())
             case "storage":  # of a worker that does not see this machine's disk
                 attempt.group.answer(question, self.recorder.saved.relay.answer(question.value))
+            case "stop":
+                attempt.stops.take(question.rank, question, self._clock())
+                self._answer_stops(attempt)
             case "checkpoint":
                 attempt.searches.append(question)
                 self._answer_searches(attempt)
 
+    def _answer_stops(self, attempt: Attempt) -> None:
+        for question, answer in attempt.stops.settle(attempt.running(), self._clock()):
+            attempt.group.answer(question, answer)
+
     def _answer_searches(self, attempt: Attempt) -> None:
         searches, attempt.searches = attempt.searches, []
         for question in searches:
-            found = self.recorder.find(question.value)
+            found = self.recorder.find(question.value, question.rank)
             if found is None:
                 attempt.searches.append(question)
             else:
