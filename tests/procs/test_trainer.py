@@ -3,6 +3,7 @@
 import os
 import threading
 
+import psutil
 import pytest
 import torch
 
@@ -473,6 +474,21 @@ def test_two_trainers_side_by_side():
 def test_process_group_settings_reach_torch():
     with Trainer(backend=TorchConfig(init_method="tcp", timeout_s=77), num_workers=2) as trainer:
         assert trainer.run(lambda: torch.distributed.get_backend()) == ["gloo", "gloo"]
+
+
+def test_process_group_listens_only_where_its_workers_reach_it(warm):
+    """On one machine that is loopback. The sockets of a Ray worker that are Ray's own are not looked at."""
+
+    def listening():
+        sockets = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), [(one.ip, one.port) for one in sockets]
+
+    answers = warm.run(listening)
+    address, port, sockets = answers[0]
+    assert [ip for ip, at in sockets if at == port] == [address]
+    if warm.engine.name == "local":
+        assert {ip for _, _, found in answers for ip, _ in found} == {"127.0.0.1"}
+        assert len(answers[1][2]) > 0, "gloo's are among them"
 
 
 def test_print_shows_a_table_of_workers(warm):
