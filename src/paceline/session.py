@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -346,6 +346,7 @@ def _detailed(total_s: float) -> dict[str, Any]:
     }
 
 
+@cache
 def _node_ip(hostname: str) -> str:
     try:
         return socket.gethostbyname(hostname)

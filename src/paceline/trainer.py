@@ -32,6 +32,7 @@ from paceline.control.outcome import Budget
 from paceline.data import Source, resolve_dataset
 from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
 from paceline.recording.recorder import Recorder
+from paceline.recording.saved import Saved
 from paceline.runs import RunFolder, RunRequest, checkpoint_root, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
@@ -96,6 +97,7 @@ class Trainer:
         self._iterator: SGDIterator | None = None
         self._controller: Controller | None = None
         self._recorder: Recorder | None = None
+        self._last_saving: Recorder | None = None
         self._loaded: tuple[str, Checkpoint] | None = None
         self.engine.warm(self.backend.preload)
 
@@ -278,29 +280,32 @@ class Trainer:
 
     @property
     def latest_checkpoint_dir(self) -> Path | str | None:
-        """The folder with the checkpoints of the latest run; a URL (str) when the strategy says so."""
-        return _as_path(self._recorder.saved.root) if self._recorder else None
+        """The folder with the checkpoints of the latest run that has saved one; before that, of the latest run. A URL
+        (str) when the strategy says so."""
+        return _as_path(self._saved.root) if self._saved else None
 
     @property
     def latest_checkpoint_path(self) -> Path | str | None:
-        """The newest committed checkpoint of the latest run; None when there is none, or it is in memory only."""
-        saved = self._recorder.saved if self._recorder else None
+        """The newest committed checkpoint, of the latest run that has saved one; None when there is none, or it is in
+        memory only."""
+        saved = self._saved
         if saved is None or saved.latest is None or saved.is_in_memory:
             return None
         return _as_path(saved.latest.path)
 
     @property
     def latest_checkpoint(self) -> dict[str, Any] | None:
-        """The newest checkpoint of the latest run, else the one that run was given. Read when asked for."""
-        if self._recorder is None:
+        """The newest checkpoint, of the latest run that has saved one; before that, the one that the latest run was
+        given. Read when asked for."""
+        if self._saved is None:
             return None
-        latest = self._recorder.saved.latest
-        return self._load(latest.path) if latest is not None else self._recorder.saved.load_latest()
+        latest = self._saved.latest
+        return self._load(latest.path) if latest is not None else self._saved.load_latest()
 
     @property
     def best_checkpoint_path(self) -> Path | str | None:
-        """The best checkpoint of the latest run by its CheckpointStrategy."""
-        best = self._recorder.saved.best() if self._recorder else None
+        """The best checkpoint of the latest run that has saved one, by its CheckpointStrategy."""
+        best = self._saved.best() if self._saved else None
         return _as_path(best.path) if best else None
 
     @property
@@ -367,15 +372,25 @@ class Trainer:
     def drive(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList) -> SGDIterator:
         """Begin the run in this folder; whoever iterates over what is returned drives it."""
         root = checkpoint_root(request.checkpoint_strategy, folder)
+        if self._recorder is not None and self._recorder.saved.latest is not None:
+            self._last_saving = self._recorder
         self._recorder = Recorder(request, folder, callbacks, root)
         self._controller = Controller(self._crew, self.backend, self.limits, self._recorder)
         self._iterator = SGDIterator(self._controller)
         return self._iterator
 
+    @property
+    def _saved(self) -> Saved | None:
+        """The checkpoints of the latest run that has any, else those to come of the latest run."""
+        recorder = self._recorder
+        if recorder is not None and recorder.saved.latest is None and self._last_saving is not None:
+            recorder = self._last_saving
+        return recorder.saved if recorder is not None else None
+
     def _load(self, path: str) -> Checkpoint:
         if self._loaded is None or self._loaded[0] != path:
-            assert self._recorder is not None
-            self._loaded = (path, self._recorder.saved.load(path))
+            assert self._saved is not None
+            self._loaded = (path, self._saved.load(path))
         return self._loaded[1]
 
 

@@ -317,10 +317,33 @@ def test_run_starts_from_a_dict_or_a_path(warm):
     assert warm.latest_checkpoint == {"epoch": 6, "model": 21}
 
 
-def test_given_checkpoint_is_the_latest_until_one_is_saved(warm):
-    warm.run(lambda: None, checkpoint={"epoch": 2})
-    assert warm.latest_checkpoint == {"epoch": 2}
-    assert warm.latest_checkpoint_path is None
+def test_given_checkpoint_is_the_latest_until_one_is_saved(tmp_path):
+    with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
+        trainer.run(lambda: None, checkpoint={"epoch": 2})
+        assert trainer.latest_checkpoint == {"epoch": 2}
+        assert trainer.latest_checkpoint_path is None
+        assert trainer.latest_checkpoint_dir == trainer.latest_run_dir / "checkpoints"
+
+
+@pytest.mark.parametrize("num_to_keep", [None, 0])
+def test_run_that_saves_nothing_hides_no_checkpoint(tmp_path, num_to_keep):
+    """Train, evaluate, take the model."""
+
+    def places():
+        return trainer.latest_checkpoint_dir, trainer.latest_checkpoint_path, trainer.best_checkpoint_path
+
+    with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
+        trainer.run(count_epochs, {"num_epochs": 3}, checkpoint_strategy=CheckpointStrategy(num_to_keep=num_to_keep))
+        trained_in, then = trainer.latest_run_dir, places()
+        trainer.run(lambda: None, checkpoint={"epoch": 0})
+        trainer.run(lambda: None)
+        assert trainer.latest_run_dir == trained_in.parent / "run_003"
+        assert trainer.latest_checkpoint == {"epoch": 2, "model": 3}
+        assert places() == then
+        assert then[0] == trained_in / "checkpoints"
+        trainer.run(count_epochs, {"num_epochs": 1})
+        assert trainer.latest_checkpoint == {"epoch": 0, "model": 0}
+        assert trainer.latest_checkpoint_dir == trainer.latest_run_dir / "checkpoints"
 
 
 def test_every_rank_loads_what_rank_0_saved(warm):
