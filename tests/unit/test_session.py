@@ -1,8 +1,11 @@
-"""What a session adds to a report by itself."""
+"""What the session functions do outside a run, and what they add by themselves."""
 
 import socket
 
+import pytest
+
 from paceline import session
+from paceline.errors import TrainerStateError
 
 
 def test_host_is_looked_up_once(monkeypatch):
@@ -13,3 +16,8 @@ def test_host_is_looked_up_once(monkeypatch):
     metrics = [session._detailed(total_s) for total_s in (1.0, 2.0)]
     assert [(one["_hostname"], one["_node_ip"]) for one in metrics] == [("a-host-of-this-test", "192.0.2.7")] * 2
     assert asked == ["a-host-of-this-test"]
+
+
+def test_data_shard_outside_a_run_says_how_to_have_one():
+    with pytest.raises(TrainerStateError, match=r"Trainer\(num_workers=0\)\.run\(train_func, dataset="):
+        session.get_data_shard()
