@@ -22,12 +22,12 @@ from paceline.arguments import (
 )
 from paceline.backends import resolve_backend
 from paceline.backends.base import BackendConfig
-from paceline.callbacks import SGDCallback, default_progress
+from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import Checkpoint, CheckpointStrategy
 from paceline.control.controller import Controller, Limits
 from paceline.control.crew import Crew, Setup
-from paceline.control.iterator import SGDIterator
+from paceline.control.iterator import RunIterator
 from paceline.control.outcome import Budget
 from paceline.data import Source, resolve_dataset
 from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
@@ -94,7 +94,7 @@ class Trainer:
         self.engine = resolve_engine(engine, max_workers=self.size.max)
         self.logdir: Path = resolve_logdir(logdir)
         self._crew = Crew(self.engine, self.backend, self.size, self.resources)
-        self._iterator: SGDIterator | None = None
+        self._iterator: RunIterator | None = None
         self._controller: Controller | None = None
         self._recorder: Recorder | None = None
         self._last_saving: Recorder | None = None
@@ -128,7 +128,7 @@ class Trainer:
         self,
         train_func: Callable[..., Any],
         config: dict[str, Any] | None = None,
-        callbacks: Sequence[SGDCallback] | None = None,
+        callbacks: Sequence[Callback] | None = None,
         dataset: Any = None,
         checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
@@ -138,7 +138,7 @@ class Trainer:
         Args:
             train_func: takes nothing, or the config.
             config: given to the function; each worker has a copy.
-            callbacks: told about the run in this process; see `SGDCallback`.
+            callbacks: told about the run in this process; see `Callback`.
             dataset: a Ray dataset, or several by name: each rank gets its part from `get_data_shard()`.
             checkpoint: what `load_checkpoint()` returns at the start: a dict, or the path or URL of a checkpoint.
             checkpoint_strategy: which checkpoints are kept, and where.
@@ -151,7 +151,7 @@ class Trainer:
         return values
 
     @same_arguments_as(run)
-    def run_iterator(self, *args: Any, **kwargs: Any) -> SGDIterator:
+    def run_iterator(self, *args: Any, **kwargs: Any) -> RunIterator:
         """The same as `run`, but hands out each step: iterate to get the reports of all ranks as they come."""
         given = bound(Trainer.run, self, *args, **kwargs)
         listeners = _callbacks(given.pop("callbacks"))
@@ -164,7 +164,7 @@ class Trainer:
         cls,
         run_dir: str | os.PathLike[str],
         train_func: Callable[..., Any] | None = None,
-        callbacks: Sequence[SGDCallback] | None = None,
+        callbacks: Sequence[Callback] | None = None,
         *,
         dataset: Any = None,
         trusted: bool = False,
@@ -369,14 +369,14 @@ class Trainer:
         folder.keep_call(request)
         return folder
 
-    def drive(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList) -> SGDIterator:
+    def drive(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList) -> RunIterator:
         """Begin the run in this folder; whoever iterates over what is returned drives it."""
         root = checkpoint_root(request.checkpoint_strategy, folder)
         if self._recorder is not None and self._recorder.saved.latest is not None:
             self._last_saving = self._recorder
         self._recorder = Recorder(request, folder, callbacks, root)
         self._controller = Controller(self._crew, self.backend, self.limits, self._recorder)
-        self._iterator = SGDIterator(self._controller)
+        self._iterator = RunIterator(self._controller)
         return self._iterator
 
     @property
@@ -399,7 +399,7 @@ def _given(names: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if name not in ("self", "__class__")}
 
 
-def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
+def _callbacks(callbacks: Sequence[Callback] | None) -> CallbackList:
     listeners = CallbackList(callbacks)
     progress = default_progress()
     if progress is None or any(type(listener) is type(progress) for listener in listeners):
