@@ -22,10 +22,10 @@ def _clean():
     close_scope()
 
 
-def ranks_of(loader, world_size, start=0):
+def ranks_of(loader, world_size, start=0, is_sharded=True):
     """The same loader as every rank has it, at that position."""
     places = [Place(world_rank=rank, world_size=world_size) for rank in range(world_size)]
-    made = [PreparedDataLoader(loader, place=place, seed=0, is_sharded=True, device=None) for place in places]
+    made = [PreparedDataLoader(loader, place=place, seed=0, is_sharded=is_sharded, device=None) for place in places]
     for one in made:
         one.load_state_dict({"epoch": 0, "done": start})
     return made
@@ -71,6 +71,14 @@ def test_order_without_a_length():
 def test_whole_batches_of_a_batch_sampler():
     loader = DataLoader(range(5), batch_sampler=type("Own", (BatchSampler,), {})(SequentialSampler(range(5)), 2, False))
     assert [joined(list(batches)) for batches in zip(*ranks_of(loader, 2), strict=True)] == [[0, 1, 2, 3], [4]]
+    with pytest.raises(TrainerStateError, match="Gather each batch there"):
+        joined([torch.arange(3), torch.arange(4)])
+
+
+def test_data_that_was_not_shared_out_comes_rank_by_rank():
+    ranks = ranks_of(DataLoader(range(3), batch_size=2), 2, is_sharded=False)
+    assert [joined(list(batches)) for batches in zip(*ranks, strict=True)] == [[0, 1, 0, 1], [2, 2]]
+    assert joined([torch.arange(3), torch.arange(5)]) == [0, 1, 2, 0, 1, 2, 3, 4]
 
 
 def test_two_loops_at_a_time():
@@ -93,13 +101,23 @@ def test_alone_it_returns_the_rows_of_this_process_in_what_holds_them():
 
 
 def test_rows_that_are_not_the_samples():
-    for _ in prepare_data_loader(DataLoader(range(10), batch_size=4)):
-        pass
+    assert gather_for_metrics(torch.arange(3)).tolist() == [0, 1, 2], "no prepared loader was looped over"
+    for batch in prepare_data_loader(DataLoader(range(10), batch_size=4)):
+        assert torch.equal(gather_for_metrics(batch), batch)
+        with pytest.raises(ArgumentError, match=rf"shape \(11, 2\).*: {len(batch)} in the latest batch, or \d+ since"):
+            gather_for_metrics(torch.zeros(11, 2))
     assert gather_for_metrics(torch.arange(10)).tolist() == list(range(10))
-    assert gather_for_metrics(torch.arange(2)).tolist() == [0, 1]
     assert gather_for_metrics(torch.tensor(1)).tolist() == [1]
-    with pytest.raises(ArgumentError, match=r"shape \(3, 2\).*2 of the latest batch, or 10 since the loop began"):
-        gather_for_metrics(torch.zeros(3, 2))
+    with pytest.raises(ArgumentError, match=r"shape \(2,\).*: 10 since it began.*Prepare the loader"):
+        gather_for_metrics(torch.arange(2))
+
+
+def test_loop_that_is_left_early_is_over():
+    for _ in prepare_data_loader(DataLoader(range(10), batch_size=2)):
+        break
+    assert gather_for_metrics(torch.arange(2)).tolist() == [0, 1]
+    with pytest.raises(ArgumentError, match="2 since it began"):
+        gather_for_metrics(torch.arange(4))
 
 
 @pytest.mark.parametrize("part", [1.5, "a", object()])

@@ -80,6 +80,7 @@ class PreparedDataLoader:
 
         self._loader = loader if self._is_iterable else _reordered(loader, shard, place.world_rank)
         self._num_loops = 0
+        self._is_dealt_out = is_sharded or place.world_size == 1
         samplers = (self._loader.batch_sampler, self._loader.sampler)
         self._order = next((one for one in samplers if isinstance(one, BatchOrder)), None)
         self._stride = 1 if self._order is None else self._order.stride
@@ -98,21 +99,25 @@ class PreparedDataLoader:
             batches = iter(self._loader)
             if self._is_iterable:  # without indices to skip, what was seen is read again and dropped
                 next(islice(batches, start, start), None)
-        progress = None if self._order is None else self._order.progress(start)
+        progress = self._order.progress(start) if self._order is not None and self._is_dealt_out else None
         return self._track(batches, epoch, start, self._num_loops, progress)
 
     def _track(
         self, batches: Iterator[Any], epoch: int, start: int, loop: int, progress: Progress | None
     ) -> Iterator[Any]:
         done, scope = start, current_scope()
-        for batch in batches:
-            scope.progress = None if progress is None else replace(progress, before=done)
-            done += self._stride
-            if loop == self._num_loops:  # of two loops at a time, the later one holds the position
-                self._position.put(epoch, done, is_begun=True)
-            yield batch if self._device is None else self._move(batch, self._device)
-        if loop == self._num_loops:
-            self._position.put(epoch + 1)
+        try:
+            for batch in batches:
+                scope.progress = progress = progress and replace(progress, before=done)
+                done += self._stride
+                if loop == self._num_loops:  # of two loops at a time, the later one holds the position
+                    self._position.put(epoch, done, is_begun=True)
+                yield batch if self._device is None else self._move(batch, self._device)
+            if loop == self._num_loops:
+                self._position.put(epoch + 1)
+        finally:  # also of a loop that is left early
+            if progress is not None and scope.progress is progress:
+                scope.progress = replace(progress, is_over=True)
 
     def _move(self, batch: Any, device: torch.device) -> Any:
         return move_batch(batch, device, non_blocking=self._loader.pin_memory)

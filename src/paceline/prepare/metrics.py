@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.prepare.device import get_device
 from paceline.prepare.group import check_group
 from paceline.prepare.nesting import is_container, map_tensors
@@ -19,14 +19,15 @@ from paceline.prepare.scope import current_place, current_scope
 def gather_for_metrics(value: Any) -> Any:
     """The rows of all ranks, on every rank, each sample once: `labels, scores = gather_for_metrics((labels, scores))`.
 
-    For the loop over a prepared loader, or after it. `value` is a tensor, or a dict, list, tuple or dataclass of them,
-    in any depth; None stays None. A tensor has one row for each sample of the latest batch, or of all batches since the
-    loop began. The rows come in the order of the data, without those by which the last batches were filled up to be
-    equally large. A tensor without dimensions gives one row for each rank, and none is left out.
+    For the loop over a prepared loader, or after it: the latest such loop counts. `value` is a tensor, or a dict, list,
+    tuple or dataclass of them, in any depth; None stays None. In the loop, a tensor has one row for each sample of the
+    latest batch; in it and after it, of all batches since it began. The rows come in the order of the data, without
+    those by which the last batches were filled up to be equally large. A tensor without dimensions gives one row for
+    each rank, and none is left out.
 
-    With a batch sampler of your own, the rows of whole batches come rank by rank, and the fill-ups are left out while
-    the loop lasts. Data that Paceline did not share out comes rank by rank as it is: iterable datasets, samplers that
-    are distributed already, `add_dist_sampler=False`.
+    With a batch sampler of your own, the rows of whole batches come rank by rank: gather them in the loop. Data that
+    Paceline did not share out comes rank by rank as it is: iterable datasets, samplers that are distributed already,
+    `add_dist_sampler=False`.
 
     Collective: every rank must call it. Without other ranks the rows are those of this process. No gradients pass.
     """
@@ -63,15 +64,25 @@ def _checked(part: Any) -> torch.Tensor:
 
 def _start_of(tensor: torch.Tensor, progress: Progress | None) -> int | None:
     """From which item of the order on this tensor has rows: from the latest batch's first, or from the loop's."""
-    if tensor.dim() == 0 or progress is None or not progress.is_of_samples:
+    if tensor.dim() == 0 or progress is None:
         return None
-    for start in (progress.before, progress.start):
-        if len(tensor) == progress.num_given(start):
+    if not progress.is_of_samples:
+        if progress.is_over:
+            raise TrainerStateError(
+                "gather_for_metrics was called after a loop over the batches of a batch sampler: which of their rows "
+                "were dealt out twice is known in the loop only. Gather each batch there."
+            )
+        return None
+    starts = [progress.start] if progress.is_over else [progress.before, progress.start]
+    numbers = [progress.num_given(start) for start in starts]
+    for start, number in zip(starts, numbers, strict=True):
+        if len(tensor) == number:
             return start
+    expected = " in the latest batch, or ".join(map(str, numbers))
     raise ArgumentError(
-        f"gather_for_metrics was given a tensor of shape {tuple(tensor.shape)}; expected a row for each sample: "
-        f"{progress.num_given(progress.before)} of the latest batch, or {progress.num_given(progress.start)} since the "
-        "loop began. Gather first, then select or flatten. One value of each rank is a tensor without dimensions."
+        f"gather_for_metrics was given a tensor of shape {tuple(tensor.shape)}; expected a row for each sample that "
+        f"this rank got from the latest loop over a prepared loader: {expected} since it began. Prepare the loader "
+        "of this loop too; gather first, then select or flatten. One value of each rank is a tensor without dimensions."
     )
 
 

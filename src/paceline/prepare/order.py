@@ -60,6 +60,8 @@ class Progress:
     before: int
     is_of_samples: bool = True
     """Or of whole batches, as somebody else's batch sampler makes them."""
+    is_over: bool = False
+    """Whether the loop has ended, so that nobody is at work on its latest batch."""
 
     def num_given(self, since: int) -> int:
         """Items that each rank was given from there on, those included by which the order was filled up."""
