@@ -2,6 +2,7 @@
 
 The functions here work in a worker and outside of one. Outside, nothing is recorded, which is said once, and the ranks
 are those of the launcher that has started the process, or rank 0 of 1: the same training function also runs by hand.
+Only `get_data_shard` needs a run, which has the dataset.
 """
 
 import logging
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -262,8 +263,9 @@ def save_checkpoint(
 
     The state that is kept is rank 0's. What differs from rank to rank goes into `per_rank={...}`, which every rank gets
     back as `load_checkpoint().per_rank`. The n-th call on all ranks makes one checkpoint: call it equally often on all
-    of them, or on rank 0 alone. The state is copied in memory and written in the background; nobody waits for another
-    rank. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory to keep files:
+    of them, or on rank 0 alone. Report a step before you save it: whoever goes on from a checkpoint reports again what
+    comes after it. The state is copied in memory and written in the background; nobody waits for another rank. It may
+    hold numbers, text, arrays, tensors, and containers of these. Give a directory to keep files:
     `save_checkpoint("my_dir", epoch=3)`; they are found in `load_checkpoint().directory`.
     """
     if directory is not None and not isinstance(directory, str | os.PathLike):
@@ -296,13 +298,17 @@ def load_checkpoint() -> Checkpoint | None:
 
 
 def get_data_shard(name: str | None = None) -> Any:
-    """This rank's part of the dataset that was given to `run`; with a name, of that one among several.
+    """This rank's part of the dataset that was given to `run`; with a name, of that one among several. Outside a run
+    there is none: TrainerStateError.
 
     Of a Ray dataset it is a `ray.data.DataIterator`: loop over `shard.iter_torch_batches(batch_size=64)`, once for each
     epoch. The ranks get equally many rows, and begin each epoch together.
     """
     if _current is None:
-        raise TrainerStateError("get_data_shard() is for training functions: outside of a run there is no dataset.")
+        raise TrainerStateError(
+            "get_data_shard() is for training functions: outside of a run there is no dataset. To run the function in "
+            "this process: Trainer(num_workers=0).run(train_func, dataset=...)."
+        )
     return _current.data_shard(name)
 
 
@@ -397,6 +403,7 @@ def _detailed(total_s: float) -> dict[str, Any]:
     }
 
 
+@cache
 def _node_ip(hostname: str) -> str:
     try:
         return socket.gethostbyname(hostname)

@@ -129,6 +129,11 @@ def test_public_names_are_sorted_and_all_there():
     assert dir(paceline) == paceline.__all__
 
 
+def test_names_of_raysgd_are_the_same_classes():
+    assert paceline.SGDCallback is paceline.Callback
+    assert paceline.SGDIterator is paceline.RunIterator
+
+
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         _ = paceline.Trainr

@@ -187,9 +187,9 @@ def test_an_object_with_the_three_methods_is_a_callback():
             r"callbacks\[1\] is of type int.*start_training, handle_result, finish_training",
         ),
         ([JsonLoggerCallback], r"callbacks\[0\] is the class JsonLoggerCallback.*JsonLoggerCallback\(...\)"),
-        (SGDCallback(), r"got SGDCallback. Put it in a list"),
+        (SGDCallback(), r"got Callback. Put it in a list"),
         (SGDCallback, r"got type. Put it in a list"),
-        (7, r"must be a list of SGDCallback objects, got int\.$"),
+        (7, r"must be a list of Callback objects, got int\.$"),
     ],
 )
 def test_not_a_list_of_callbacks(callbacks, message):

@@ -1,11 +1,11 @@
-"""Calls a run's callbacks in order, and keeps what SGDCallback's docstring promises about errors."""
+"""Calls a run's callbacks in order, and keeps what Callback's docstring promises about errors."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 from paceline.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class CallbackList:
     any more.
     """
 
-    def __init__(self, callbacks: Sequence[SGDCallback] | None = None):
+    def __init__(self, callbacks: Sequence[Callback] | None = None):
         self._callbacks = _checked(callbacks)
         self.calling: Callable[[], AbstractContextManager[None]] = nullcontext
         """What surrounds each call of a callback: it is the user's code."""
-        self._started: list[SGDCallback] = []
+        self._started: list[Callback] = []
         # An object that only has the three required methods is welcome too.
         self._on_checkpoint = [c for c in self._callbacks if hasattr(c, "handle_checkpoint")]
         self._on_restart = [c for c in self._callbacks if hasattr(c, "handle_restart")]
@@ -37,7 +37,7 @@ class CallbackList:
     def __len__(self) -> int:
         return len(self._callbacks)
 
-    def __iter__(self) -> Iterator[SGDCallback]:
+    def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
@@ -109,7 +109,7 @@ class CallbackList:
             raise raised[0]
 
 
-def _record(callback: SGDCallback, problem: Exception, training_error: BaseException | None) -> None:
+def _record(callback: Callback, problem: Exception, training_error: BaseException | None) -> None:
     """For an exception that is not going to be raised, because an earlier one is."""
     name = type(callback).__name__
     logger.exception("%s.finish_training failed", name, exc_info=problem)
@@ -117,12 +117,12 @@ def _record(callback: SGDCallback, problem: Exception, training_error: BaseExcep
         training_error.add_note(f"After this, {name}.finish_training failed too: {type(problem).__name__}: {problem}")
 
 
-def _checked(callbacks: Sequence[SGDCallback] | None) -> list[SGDCallback]:
+def _checked(callbacks: Sequence[Callback] | None) -> list[Callback]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple):
         hint = " Put it in a list: callbacks=[...]." if _is_callback(callbacks) or _is_class(callbacks) else ""
-        raise ArgumentTypeError(f"callbacks must be a list of SGDCallback objects, got {_type_name(callbacks)}.{hint}")
+        raise ArgumentTypeError(f"callbacks must be a list of Callback objects, got {_type_name(callbacks)}.{hint}")
     for position, callback in enumerate(callbacks):
         _check_one(position, callback)
     return list(callbacks)
@@ -137,13 +137,13 @@ def _check_one(position: int, callback: object) -> None:
     if not _is_callback(callback):
         missing = [name for name in _REQUIRED if not callable(getattr(callback, name, None))]
         raise ArgumentTypeError(
-            f"callbacks[{position}] is of type {_type_name(callback)}, expected an SGDCallback. "
-            f"Derive its class from paceline.SGDCallback, or give it the missing {', '.join(missing)}."
+            f"callbacks[{position}] is of type {_type_name(callback)}, expected a Callback. "
+            f"Derive its class from paceline.Callback, or give it the missing {', '.join(missing)}."
         )
 
 
 def _is_callback(value: object) -> bool:
-    if isinstance(value, SGDCallback):
+    if isinstance(value, Callback):
         return True
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in _REQUIRED)
 

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ _FRAMES_PER_S = 10
 _NOTEBOOK_INTERVAL_S = 0.25
 
 
-def default_progress() -> SGDCallback | None:
+def default_progress() -> Callback | None:
     """A ProgressCallback where somebody is looking: in a terminal or a notebook; None in a pipe or a file.
 
     `PACELINE_PROGRESS=0` and `=1` decide it otherwise.
@@ -29,7 +29,7 @@ def default_progress() -> SGDCallback | None:
     return ProgressCallback() if is_wished or _in_notebook() or _in_terminal() else None
 
 
-class ProgressCallback(SGDCallback):
+class ProgressCallback(Callback):
     """Shows the run's name, time, steps and speed, rank 0's latest numbers, checkpoints and restarts.
 
     In an elastic run it shows how many workers there are, and how many there were. It ends as one line that says
