@@ -1,5 +1,6 @@
 """Where checkpoints are kept: the seam between what a checkpoint is and the disk or object store that holds it."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Storage(Protocol):
         there is no root."""
 
     def read(self, name: str, file: str) -> bytes:
-        """One small file. FileNotFoundError if it is not there."""
+        """One small file. FileNotFoundError if it is not there, UnreadableFileError for what is no file."""
 
     def fetch(self, source: "str | Draft", files: Sequence[str]) -> Fetched:
         """Files of a set, or of a draft by whoever knows that they are in it: those stay good when it is committed."""
@@ -101,5 +102,5 @@ def split_path(path: str | Path) -> tuple[str, str]:
     if _URL.match(text):
         root, _, name = text.rpartition("/")
         return root, name
-    absolute = Path(text or "/").expanduser().absolute()
+    absolute = Path(os.path.expanduser(text or "/")).absolute()
     return str(absolute.parent), absolute.name

@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.checkpoints.content.files import DiskFile, SourceFile, write_chunks
 from paceline.checkpoints.storage.base import Draft, Fetched
 from paceline.checkpoints.storage.workspace import Workspace, sweep
+from paceline.regular_files import DOCUMENT_BYTES, open_regular, read_regular
 
 _SYNC_EVERY_BYTES = 64 * 2**20
 _DRAFT_SUFFIX = ".draft"
@@ -18,7 +19,7 @@ class LocalStorage:
     """A `Storage` in a directory, which several processes may share: a rename either happens or fails."""
 
     def __init__(self, root: str | Path):
-        self._root = Path(root).expanduser().absolute()
+        self._root = Path(os.path.expanduser(root)).absolute()
 
     @property
     def root(self) -> str:
@@ -28,20 +29,19 @@ class LocalStorage:
         return str(self._root / name)
 
     def names(self) -> list[str]:
+        if not os.path.isdir(self._root):  # unlike listdir, it has an answer for every name
+            return []
         try:
             return [name for name in os.listdir(self._root) if not name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, name: str, file: str) -> bytes:
-        try:
-            return (self._root / name / file).read_bytes()
-        except NotADirectoryError as error:
-            raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
+        return read_regular(self._root / name / file, DOCUMENT_BYTES, self._root / name)
 
     def read_range(self, source: str | Draft, file: str, offset: int, num_bytes: int) -> bytes:
         """A piece of a file; less than `num_bytes` only at its end."""
-        with open(self._folder(source) / file, "rb") as opened:
+        with open(open_regular(self._folder(source) / file, self._folder(source)), "rb") as opened:
             opened.seek(offset)
             return opened.read(num_bytes)
 
