@@ -42,8 +42,8 @@ def pristine(tmp_path_factory):
 
     files = tmp_path_factory.mktemp("files")
     (files / "mine.txt").write_text("mine")
-    trainer = Trainer(BackendConfig(), num_workers=0, logdir=tmp_path_factory.mktemp("pristine"))
-    trainer.run(train)
+    with Trainer(BackendConfig(), num_workers=0, logdir=tmp_path_factory.mktemp("pristine")) as trainer:
+        trainer.run(train)
     (trainer.latest_run_dir / "logs" / "rank_0.log").write_text("hello\n")
     return trainer.logdir
 

@@ -60,7 +60,7 @@ class Storage(Protocol):
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         """Phase one: adds files to a draft, durably. Writers of one draft use different names. After any error none
-        of these files is left."""
+        of these files is left. That the draft is dropped or committed meanwhile is no error."""
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         """Phase two, once, when `files` have been put: from now on the set exists for readers, also after a power cut.

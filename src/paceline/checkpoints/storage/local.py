@@ -68,15 +68,18 @@ class LocalStorage:
         written: list[Path] = []
         try:
             for file in files:
-                _write_file(folder / file.name, file)
+                _write_file(folder, file)
                 written.append(folder / file.name)
             above = {parent for path in written for parent in path.parents}
             for inside in {folder, *(parent for parent in above if folder in parent.parents)}:
                 _fsync(inside)
-        except BaseException:
+        except BaseException as error:
             for path in written:
                 path.unlink(missing_ok=True)
-            raise
+            # The draft was dropped meanwhile, or committed without these: nobody will ask for them, and no second try
+            # must bring it back. Should it be asked for after all, the commit notices that they are not there.
+            if not isinstance(error, FileNotFoundError) or folder.exists() or not self._root.exists():
+                raise
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         folder, target = self._folder(draft), self._root / draft.name
@@ -84,9 +87,9 @@ class LocalStorage:
             raise FileExistsError(f"{target} exists already")
         for file in files:
             os.stat(folder / file)
-        path = folder / manifest.name
-        path.unlink(missing_ok=True)  # of an earlier try
-        _write_file(path, manifest)
+        folder.mkdir(parents=True, exist_ok=True)  # of a set without files there is none yet
+        (folder / manifest.name).unlink(missing_ok=True)  # of an earlier try
+        _write_file(folder, manifest)
         _fsync(folder)
         self._rename(folder, target)
         _fsync(self._root)
@@ -143,8 +146,10 @@ class LocalStorage:
             raise
 
 
-def _write_file(path: Path, file: SourceFile) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write_file(folder: Path, file: SourceFile) -> None:
+    path = folder / file.name
+    for inside in reversed(path.relative_to(folder).parents[:-1]):
+        (folder / inside).mkdir(exist_ok=True)  # not with its parents: a draft that was dropped stays so
     is_linked = isinstance(file, DiskFile) and _link(file.path, path)
     fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_linked else os.O_WRONLY | os.O_CREAT | os.O_EXCL), 0o666)
     try:
