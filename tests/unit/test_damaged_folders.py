@@ -1,6 +1,7 @@
 """Run folders and checkpoints that are damaged, or were made to do harm: whoever reads one gets an answer that makes
 sense or an error of ours, soon, and other runs are none the worse for it."""
 
+import errno
 import itertools
 import json
 import os
@@ -16,12 +17,15 @@ import paceline
 from paceline import BackendConfig, Trainer
 from paceline.checkpoints import CheckpointStore, load, read_info, snapshot
 from paceline.checkpoints.manifest import Manifest
+from paceline.checkpoints.reading import load_through
+from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import (
     CheckpointDamagedError,
     CheckpointError,
     PacelineError,
     RunNotFoundError,
 )
+from paceline.regular_files import UnreadableFileError
 from paceline.runs import RunFolder, list_runs, load_call, load_run
 
 CHECKPOINT = "checkpoints/checkpoint_000001"
@@ -315,3 +319,16 @@ def test_path_that_cannot_be(tmp_path, monkeypatch):
                 load(name)
             assert list_runs(name) == []
             assert CheckpointStore(name).list() == []
+
+
+def test_checkpoint_that_is_not_for_this_user_is_no_damage(run_dir):
+    class Forbidden(LocalStorage):
+        """As for anybody but root, who may read everything."""
+
+        def read(self, name, file):
+            raise UnreadableFileError(errno.EACCES, "Permission denied", f"{self.root}/{name}/{file}")
+
+    with pytest.raises(CheckpointError, match=r"cannot be read: checkpoint\.json: Permission denied") as caught:
+        load_through(Forbidden, run_dir / CHECKPOINT)
+    assert not isinstance(caught.value, CheckpointDamagedError)
+    assert CheckpointStore(run_dir / "checkpoints", Forbidden(run_dir / "checkpoints")).list() == []

@@ -287,9 +287,9 @@ def test_place_that_a_foreign_run_names_is_not_opened(
 def test_place_that_was_changed_is_not_opened(folder: RunFolder, tmp_path: Path) -> None:
     elsewhere(folder, "memory://changed/exp/run_001")
     text = (folder.path / "run.json").read_text()
-    for other in ("memory://evil/exp/run_001", str(tmp_path), "file:///", "s3:/x", "../../x"):
+    for other in ("memory://evil/exp/run_001", str(tmp_path), "file:///", "s3:/x", "../../x", "a\\u0000b"):
         (folder.path / "run.json").write_text(text.replace("memory://changed/exp/run_001", other))
-        with pytest.raises(CheckpointError, match="was not written by this user's account"):
+        with pytest.raises(CheckpointError, match="nothing shows that this user's account has written that"):
             _ = load_run(folder.path).checkpoints
 
 
@@ -307,3 +307,14 @@ def test_strategy_of_a_damaged_run_is_said_to_be_damaged(folder: RunFolder) -> N
     folder.write_request({"checkpoint_strategy": {"num_to_keep": "many"}})
     with pytest.raises(RunDamagedError, match=r"run\.json is none: num_to_keep is 'many'"):
         _ = load_run(folder.path).best_checkpoint_path
+
+
+def test_place_of_the_checkpoints_does_not_answer(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere(folder, "memory://silent/exp/run_001")
+
+    def refuse(url: str) -> None:
+        raise TimeoutError(f"{url} is silent")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(CheckpointError, match="cannot be listed: memory://silent/exp/run_001 is silent"):
+        _ = load_run(folder.path).checkpoints

@@ -164,15 +164,21 @@ class Run:
         from paceline.checkpoints import CheckpointStore
 
         root = self.checkpoint_root
-        if self._named_root is None and root == str(self._own_root) and is_inside(root, self.path):
-            return [info for info in CheckpointStore(root).list() if is_inside(info.path, root)]
-        if self._named_root is None and not is_sealed(root, self.request.get("checkpoint_root_seal")):
+        own = str(self._own_root)
+        is_own = self._named_root is None and root == own and is_inside(own, self.path)
+        is_known = self._named_root is not None or is_sealed(root, self.request.get("checkpoint_root_seal"))
+        if not is_own and not is_known:
             raise CheckpointError(
-                f"{self.path} keeps its checkpoints at {os.path.realpath(root) if '://' not in root else root}, "
-                "outside of the run folder, and was not written by this user's account, so nothing is opened there. "
-                "If you know the place, name it: load_run(path, checkpoint_root=...)."
+                f"{self.path} keeps its checkpoints at {os.path.realpath(root) if root == own else root}, "
+                "outside of the run folder, and nothing shows that this user's account has written that (it may be "
+                "another's run, or of an earlier version). So nothing is opened there. If you know the place, name it: "
+                "load_run(path, checkpoint_root=...)."
             )
-        return CheckpointStore(root).list()
+        try:
+            infos = CheckpointStore(root).list()
+        except OSError as error:
+            raise CheckpointError(f"The checkpoints at {root} cannot be listed: {error}") from error
+        return [info for info in infos if not is_own or is_inside(info.path, own)]
 
     @property
     def latest_checkpoint_path(self) -> str | None:
