@@ -257,7 +257,7 @@ def test_run_that_cannot_go_on_is_free_for_another_try(tmp_path: Path) -> None:
         folder.set_state("FAILED")
     folder.logs_dir.rmdir()
     folder.logs_dir.touch()
-    with pytest.raises(RunNotResumableError, match="cannot be written: .*logs"):
+    with pytest.raises(RunNotResumableError, match=r"cannot be written: .*logs"):
         RunFolder.reopen(folder.path)
     assert status_of(folder)["state"] == "FAILED"
     folder.logs_dir.unlink()
