@@ -96,13 +96,8 @@ class Trainer:
         )
         self.engine = resolve_engine(engine, max_workers=self.size.max)
         self.logdir: Path = resolve_logdir(logdir)
-<<<<<<< HEAD
         self._crew = Crew(self.engine, self.backend, self.size, self.resources, max_retries)
         self._iterator: RunIterator | None = None
-=======
-        self._crew = Crew(self.engine, self.backend, self.size, self.resources)
-        self._iterator: RunIterator | None = None
->>>>>>> c
         self._controller: Controller | None = None
         self._recorder: Recorder | None = None
         self._last_saving: Recorder | None = None
@@ -376,27 +371,17 @@ class Trainer:
         folder.keep_call(request)
         return folder
 
-<<<<<<< HEAD
     def drive(
         self, request: RunRequest, folder: RunFolder, callbacks: CallbackList, signals: Signals | None = None
     ) -> RunIterator:
         """Begin the run in this folder; whoever iterates over what is returned drives it. `signals` is what is watched
         already."""
-=======
-    def drive(self, request: RunRequest, folder: RunFolder, callbacks: CallbackList) -> RunIterator:
-        """Begin the run in this folder; whoever iterates over what is returned drives it."""
->>>>>>> c
         root = checkpoint_root(request.checkpoint_strategy, folder)
         if self._recorder is not None and self._recorder.saved.latest is not None:
             self._last_saving = self._recorder
         self._recorder = Recorder(request, folder, callbacks, root)
-<<<<<<< HEAD
         self._controller = Controller(self._crew, self.backend, self.limits, self._recorder, signals)
         self._iterator = RunIterator(self._controller)
-=======
-        self._controller = Controller(self._crew, self.backend, self.limits, self._recorder)
-        self._iterator = RunIterator(self._controller)
->>>>>>> c
         return self._iterator
 
     @property
@@ -419,7 +404,6 @@ def _given(names: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if name not in ("self", "__class__")}
 
 
-<<<<<<< HEAD
 def _run_to_end(begin: Callable[[], RunIterator]) -> list[Any]:
     try:
         with begin() as iterator:
@@ -430,10 +414,7 @@ def _run_to_end(begin: Callable[[], RunIterator]) -> list[Any]:
     return values
 
 
-def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
-=======
 def _callbacks(callbacks: Sequence[Callback] | None) -> CallbackList:
->>>>>>> c
     listeners = CallbackList(callbacks)
     progress = default_progress()
     if progress is None or any(type(listener) is type(progress) for listener in listeners):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import paceline
-from paceline import BackendConfig, Trainer
+from paceline import BackendConfig, CheckpointStrategy, Trainer
 from paceline.errors import RunNotResumableError, TrainerStateError
 
 PROGRAM = """
@@ -155,3 +155,23 @@ def test_two_processes_do_not_drive_one_run(failed_run):
 
     with RunFolder.reopen(failed_run), pytest.raises(TrainerStateError):
         Trainer.resume(failed_run)
+
+
+def test_run_goes_on_from_checkpoints_behind_a_url(tmp_path):
+    """That this account has put there itself."""
+
+    def train():
+        checkpoint = paceline.load_checkpoint()
+        if checkpoint is None:
+            paceline.save_checkpoint(step=1)
+            paceline.load_checkpoint()
+            raise ValueError("once")
+        return checkpoint["step"], checkpoint.path
+
+    strategy = CheckpointStrategy(storage_path="memory://resumed")
+    trainer = Trainer(BackendConfig(), num_workers=0, logdir=tmp_path / "runs")
+    with trainer, pytest.raises(ValueError, match="once"):
+        trainer.run(train, checkpoint_strategy=strategy)
+    path = "memory://resumed/runs/run_001/checkpoint_000001"
+    assert paceline.load_run(trainer.latest_run_dir).latest_checkpoint_path == path
+    assert Trainer.resume(trainer.latest_run_dir) == [(1, path)]

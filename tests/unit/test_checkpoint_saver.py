@@ -15,6 +15,7 @@ from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import (
     ArgumentError,
     CheckpointDamagedError,
+    CheckpointError,
     CheckpointNotFoundError,
     CheckpointValueError,
     CheckpointWriteError,
@@ -407,3 +408,45 @@ def test_load_through_reads_a_part_only_for_a_rank(driver, tmp_path):
     assert load_through(LocalStorage, path).per_rank is None
     assert load_through(LocalStorage, path, rank=0, world_size=1).per_rank == {"mine": True}
     assert load_through(LocalStorage, path, rank=0, world_size=2).per_rank is None
+
+
+def test_threads_that_save_at_once_save_one_after_the_other(driver):
+    driver = driver()
+    saver = driver.saver()
+    barrier, errors = threading.Barrier(4), []
+
+    def save(number):
+        try:
+            barrier.wait(60)
+            for _ in range(4):
+                saver.save({"number": number, "data": bytes([number]) * 5000}, None, None, 0)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    saver.close()
+    assert errors == []
+    assert sorted(info.id for info in driver.infos) == list(range(1, 17))
+    for info in driver.infos:
+        checkpoint = load(info.path)
+        assert checkpoint["data"] == bytes([checkpoint["number"]]) * 5000
+
+
+def test_save_in_the_middle_of_a_save(driver):
+    """As a signal handler may do; here, it is a score that does it."""
+
+    class Interrupting:
+        shape = ()
+
+        def item(self):
+            saver.save({"step": 1}, None, None, 1)
+
+    saver = driver(checkpoint_strategy=CheckpointStrategy(checkpoint_score_attribute="step")).saver()
+    with pytest.raises(CheckpointError, match="in the middle of another such call of this thread"):
+        saver.save({"step": Interrupting()}, None, None, 1)
+    saver.save({"step": 2}, None, None, 2)
+    assert loaded(saver) == {"step": 2}

@@ -20,17 +20,12 @@ from paceline.runs import RunFolder, RunRequest, checkpoint_root
 class Run:
     """A recorder of two ranks, and their hands."""
 
-    def __init__(self, logdir, callbacks=()):
+    def __init__(self, logdir, callbacks=(), strategy=None):
         self.now = 0.0
-        request = RunRequest(train_func=print)
+        request = RunRequest(train_func=print, checkpoint_strategy=strategy or CheckpointStrategy())
         folder = RunFolder.create(logdir)
-        self.recorder = Recorder(
-            request,
-            folder,
-            CallbackList(callbacks),
-            checkpoint_root(CheckpointStrategy(), folder),
-            clock=lambda: self.now,
-        )
+        root = checkpoint_root(request.checkpoint_strategy, folder)
+        self.recorder = Recorder(request, folder, CallbackList(callbacks), root, clock=lambda: self.now)
         self.steps = []
         self.recorder.on_step = self.steps.append
         self.recorder.open(2, 2)
@@ -233,3 +228,14 @@ def test_rank_0_of_several_gets_its_own_back(monkeypatch):
         assert nowhere is None
         paceline.report(x=1)
         paceline.save_checkpoint(per_rank={"mine": 2})
+
+
+def test_what_was_begun_behind_a_url_is_dropped_at_the_end(tmp_path):
+    run = Run(tmp_path / "runs", strategy=CheckpointStrategy(storage_path="memory://begun"))
+    for id, ranks in ((1, (0, 1)), (2, (0,))):
+        for rank in ranks:
+            run.save(rank, id)
+    assert run.store.storage.names() == ["checkpoint_000001", "checkpoint_000002"]
+    run.recorder.settle()
+    assert run.store.storage.names() == ["checkpoint_000001"]
+    run.recorder.close("STOPPED", None, None)
