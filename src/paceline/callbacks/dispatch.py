@@ -1,10 +1,11 @@
 """Calls a run's callbacks in order, and keeps what SGDCallback's docstring promises about errors."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.progress import ProgressCallback
 from paceline.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class CallbackList:
         self._on_checkpoint = [c for c in self._callbacks if hasattr(c, "handle_checkpoint")]
         self._on_restart = [c for c in self._callbacks if hasattr(c, "handle_restart")]
         self._on_resize = [c for c in self._callbacks if hasattr(c, "handle_resize")]
+        self._displays = [c for c in self._callbacks if isinstance(c, ProgressCallback)]
 
     def __len__(self) -> int:
         return len(self._callbacks)
@@ -68,6 +70,12 @@ class CallbackList:
     def handle_resize(self, world_size: int, **info: Any) -> None:
         for callback in self._on_resize:
             callback.handle_resize(world_size, **info)
+
+    def show_unfinished(self, lines: Mapping[int, str]) -> bool:
+        """What workers have printed of their present lines, by rank; says whether somebody shows it."""
+        for display in self._displays:
+            display.show_unfinished(lines)
+        return bool(self._displays)
 
     def finish_training(
         self,

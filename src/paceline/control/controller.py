@@ -80,6 +80,7 @@ class Controller:
         state = "STOPPED"
         error: BaseException | None = None
         self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
+        self._crew.output.show = self.recorder.callbacks.show_unfinished
         self._restore_sigterm = on_sigterm(self._on_sigterm)
         try:
             while isinstance(outcome := (yield from self._run_attempt()), Restart):
@@ -232,7 +233,7 @@ class Controller:
                 if not facts.has_ended(rank):
                     facts.died.append(event)
             case Printed(rank, text):
-                self._crew.on_print(rank, text)
+                self._crew.output.take(rank, text)
         if facts.values and facts.mismatch is None and self._wish is None and not facts.preempted:
             facts.mismatch = recorder.mismatch()
 
@@ -361,6 +362,7 @@ class Controller:
         finally:
             self._close_dataset()
             self._restore_sigterm()
+            self._crew.output.end()
             self.recorder.close(state, reason, error)
 
 
