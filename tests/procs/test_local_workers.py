@@ -16,6 +16,7 @@ from paceline.workers import nursery
 from paceline.workers.base import Call, Died, Preload, Printed, Raised, Resources, Returned, Sent, Size
 from paceline.workers.local import LocalEngine
 from paceline.workers.nursery import Nursery
+from paceline.workers.nursery_process import children
 from paceline.workers.reports import pack
 
 
@@ -249,6 +250,13 @@ def test_what_a_worker_started_in_a_session_of_its_own_ends_with_it(make_group):
     assert values(call(group, lambda wire: 1))[0] == 1
     group.close()
     assert all(is_gone(one) for one in started[0])
+
+
+def test_children_are_found_on_every_kernel(tmp_path):
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        assert child.pid in children()
+        assert child.pid in children(str(tmp_path)), "where the kernel lists nothing"
+        child.kill()
 
 
 def test_output_is_read_in_pieces_to_the_end(make_group, tmp_path):

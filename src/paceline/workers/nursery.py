@@ -18,7 +18,14 @@ from typing import Any
 
 from paceline.errors import WorkerStartError
 
-_START = "from paceline.workers.nursery_process import main; main(*map(int, sys.argv[1:3]), sys.argv[3:])"
+_START = """
+import sys
+fd, driver_pid, end_of_path = map(int, sys.argv[1:4])
+sys.path[:] = sys.argv[4:end_of_path]
+from paceline.workers.nursery_process import main
+main(fd, driver_pid, sys.argv[end_of_path:])
+"""
+"""The path comes before the first import: `-c` would look into the working directory, where the driver may not."""
 
 _MESSAGE_BYTES = 1 << 16
 
@@ -36,11 +43,10 @@ class Nursery:
     def __init__(self, preload: Sequence[str], import_s: float = 300.0, answer_s: float = 30.0):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        # The path is set before the first import: `-c` would look into the working directory, the driver may not.
-        code = f"import sys; sys.path[:] = {path!a}; {_START}"
         with theirs:
+            numbers = map(str, (theirs.fileno(), os.getpid(), 4 + len(path)))
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), *preload],
+                [sys.executable, "-c", _START, *numbers, *path, *preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -106,7 +106,7 @@ class _Brood:
         self._pids: dict[int, int] = {}
         self._pidfds: dict[int, int] = {}
         self._scratch_dirs: set[str] = set()
-        self._left_alone = _children()  # what a module has started when it was imported
+        self._left_alone = children()  # what a module has started when it was imported
         self._poller = select.poll()
         for fd in (control.fileno(), driver):
             self._poller.register(fd, select.POLLIN)
@@ -117,10 +117,11 @@ class _Brood:
             ready = dict(self._poller.poll())
             if self._driver in ready:
                 return
-            for pidfd in self._pidfds.values():
-                if pidfd in ready:  # it stays so, and its status belongs to the driver
-                    self._poller.unregister(pidfd)
-                    self._end_orphans()
+            ended = [pidfd for pidfd in self._pidfds.values() if pidfd in ready]
+            for pidfd in ended:
+                self._poller.unregister(pidfd)  # it stays ready until the driver asks for the worker's status
+            if ended:
+                self._end_orphans()
             if self._control.fileno() in ready:
                 self._answer()
 
@@ -177,7 +178,7 @@ class _Brood:
     def _end_orphans(self) -> None:
         """With their descendants, which become our children one by one."""
         deadline = time.monotonic() + _END_S
-        while orphans := _children() - self._left_alone - {*self._pids.values()}:
+        while orphans := children() - self._left_alone - {*self._pids.values()}:
             if time.monotonic() > deadline:
                 self._left_alone |= orphans
             for pid in orphans:
@@ -196,11 +197,13 @@ class _Brood:
             shutil.rmtree(scratch_dir, ignore_errors=True)
 
 
-def _children() -> set[int]:
-    try:
-        texts = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-    except OSError:  # a kernel that does not tell
+def children(tasks: str = "/proc/self/task") -> set[int]:
+    """The children of this process. Not every kernel lists them, and looking at all processes takes long."""
+    lists: list[str] = []
+    with contextlib.suppress(OSError):
+        lists = [path.read_text() for path in Path(tasks).glob("*/children")]
+    if not lists:
         import psutil
 
         return {child.pid for child in psutil.Process().children()}
-    return {int(pid) for pid in " ".join(texts).split()}
+    return {int(pid) for pid in " ".join(lists).split()}
