@@ -36,25 +36,40 @@ def live(output):
     return states
 
 
+NESTED = "\router 1\n\r inner 1\x1b[A\n\r inner 2\x1b[A\n\r        \x1b[A\router 2\n"  # as tqdm draws them
+
+
 @pytest.mark.parametrize(
-    ("texts", "lines"),
+    ("text", "lines"),
     [
-        (["a\nb\n"], ["a", "b"]),
-        (["a", "b\nc\n"], ["ab", "c"]),
-        (["\n\n"], ["", ""]),
-        (["windows\r\n"], ["windows"]),
-        (["\r 10%", "\r 20%", "\r100%\n", "done\n"], ["100%", "done"]),  # as tqdm does
-        (["10%\r", "20%\r", "100%\n"], ["100%"]),  # as wget and others do
-        (["\r 10%", "\r    \rdone\n"], ["done"]),
-        (["\router 1", "\n\r inner 1\x1b[A", "\n\r inner 2\x1b[A", "\n\r    \r\x1b[A", "\router 2\n"], ["outer 2"]),
-        (["\router", "\n\n\r third\x1b[A\x1b[A", "\r\n"], [" third"]),
-        (["form\x0cfeed\u2028\n"], ["form\x0cfeed"]),
+        ("a\nb\n", ["a", "b"]),
+        ("no newline", ["no newline"]),
+        ("\n\na\n", ["", "", "a"]),
+        ("windows\r\nunix\n", ["windows", "unix"]),
+        ("\r 10%\r 20%\r100%\ndone\n", ["100%", "done"]),
+        ("10%\r20%\r100%\ndone\n", ["100%", "done"]),
+        ("\r 10%\r    \rdone\n", ["done"]),
+        ("\rfirst 50%\rfirst 100%\n\rsecond 0%\rsecond 100%\n", ["first 100%", "second 100%"]),
+        (NESTED, ["outer 2"]),
+        (NESTED + "then\n", ["outer 2", "then"]),
+        ("\router 0%\n\r in 0%\x1b[A\r in 100%\n\router 50%\router 100%\n", [" in 100%", "outer 100%"]),
+        ("\router\n\n\r third\x1b[A\x1b[A\r\n", [" third"]),
+        ("form\x0cfeed\u2028\n", ["form\x0cfeed"]),
     ],
 )
-def test_lines_are_printed_when_they_are_finished(output, capsys, texts, lines):
-    for text in texts:
-        output.take(3, text)
+@pytest.mark.parametrize("size", [1, 2, 3, 1000], ids="in pieces of {}".format)
+def test_lines_are_printed_as_they_look_in_the_end(output, capsys, text, lines, size):
+    for at in range(0, len(text), size):
+        output.take(3, text[at : at + size])
+    output.flush()
     assert capsys.readouterr().out == "".join(f"[rank 3] {line}\n" for line in lines)
+
+
+def test_line_is_printed_as_soon_as_it_is_finished(output, capsys):
+    output.take(0, "a\nb")
+    assert capsys.readouterr().out == "[rank 0] a\n"
+    output.take(0, "\n")
+    assert capsys.readouterr().out == "[rank 0] b\n"
 
 
 def test_ranks_do_not_mix(output, capsys):
@@ -73,8 +88,10 @@ def test_unfinished_line_is_shown_live_and_not_printed(output, capsys, clock):
     assert states == [{1: "10%"}, {1: "20%"}, {1: "30%"}, {0: "5%", 1: "30%"}]
     assert capsys.readouterr().out == ""
     output.take(1, "\r100%\n")
+    assert states[-1] == {0: "5%", 1: "100%"}, "the newline may be the way to a bar below"
+    output.take(1, "done\n")
     assert states[-1] == {0: "5%"}
-    assert capsys.readouterr().out == "[rank 1] 100%\n"
+    assert capsys.readouterr().out == "[rank 1] 100%\n[rank 1] done\n"
     output.end()
     assert states[-1] == {}
     assert capsys.readouterr().out == "[rank 0] 5%\n"

@@ -14,7 +14,7 @@ INTERVAL_S = 10.0
 
 _MOST_CHARS = 1 << 16
 
-_LINE_BELOW = re.compile(r"(?<!\n)\n++\r([^\n]*?)(?:\x1b\[A)+")
+_BAR_BELOW = re.compile(r"(?<!\n)\n++\r([^\n]*?)(?:\x1b\[A)+")
 """A progress bar inside another one, drawn below it; then the cursor goes up again. It takes the place of the other."""
 
 
@@ -31,20 +31,18 @@ class RankOutput:
         self._printed_at: dict[int, float] = {}
 
     def take(self, rank: int, text: str) -> None:
-        *lines, rest = _LINE_BELOW.sub(r"\r\1", self._rest.pop(rank, "") + text).split("\n")
-        if len(rest) > _MOST_CHARS:
-            lines, rest = [*lines, rest], ""
+        lines, self._rest[rank] = split_lines(self._rest.get(rank, "") + text)
         if lines:
-            self._print(rank, map(_visible, lines))
-        if rest:
-            self._rest[rank] = rest[rest.rstrip("\r").rfind("\r") + 1 :]
-        if not self.show(self._unfinished()) and _visible(rest) and self._is_due(rank):
-            self._print(rank, [_visible(rest)])
+            self._print(rank, lines)
+        unfinished = self._unfinished()
+        if not self.show(unfinished) and rank in unfinished and self._is_due(rank):
+            self._print(rank, [unfinished[rank]])
 
     def flush(self) -> None:
         """Nothing follows for now: print what is unfinished as it is."""
-        for rank, line in self._unfinished().items():
-            self._print(rank, [line])
+        for rank, rest in sorted(self._rest.items()):
+            if lines := list(filter(None, map(_visible, rest.split("\n")))):
+                self._print(rank, lines)
         self._rest.clear()
         self._printed_at.clear()
 
@@ -55,7 +53,8 @@ class RankOutput:
         self.flush()
 
     def _unfinished(self) -> dict[int, str]:
-        return {rank: line for rank, rest in sorted(self._rest.items()) if (line := _visible(rest))}
+        latest = ((rank, rest.rstrip("\n").rpartition("\n")[2]) for rank, rest in sorted(self._rest.items()))
+        return {rank: line for rank, state in latest if (line := _visible(state))}
 
     def _is_due(self, rank: int) -> bool:
         return self._clock() - self._printed_at.setdefault(rank, self._clock()) >= INTERVAL_S
@@ -65,6 +64,22 @@ class RankOutput:
         print("".join(f"[rank {rank}] {line}\n" for line in lines), end="", flush=True)
 
 
+def split_lines(text: str) -> tuple[list[str], str]:
+    """The finished lines, as they look in the end, and what may still change: the last line, and a bar above it if the
+    last line may turn out to be a bar that is drawn below that."""
+    *lines, rest = _BAR_BELOW.sub(r"\r\1", text.replace("\r\n", "\n")).split("\n")
+    num_final = len(lines)
+    if not rest or rest.rfind("\r") == 0:  # a second carriage return without a way up: it is not below another one
+        while num_final and not lines[num_final - 1]:
+            num_final -= 1
+        num_final = num_final - 1 if num_final and "\r" in lines[num_final - 1] else len(lines)
+    rest = "\n".join([*lines[num_final:], rest[max(0, rest.rstrip("\r").rfind("\r")) :]])
+    final = lines[:num_final]
+    if len(rest) > _MOST_CHARS:
+        final, rest = [*final, *rest.split("\n")], ""
+    return [_visible(line) for line in final], rest
+
+
 def _visible(line: str) -> str:
     """What a terminal would show of it, but for the end of a longer text that was there before."""
-    return line.rstrip("\r").rpartition("\r")[2].rstrip()
+    return line.rstrip("\r").rpartition("\r")[2].replace("\x1b[A", "").rstrip()
