@@ -54,7 +54,7 @@ NESTED = "\router 1\n\r inner 1\x1b[A\n\r inner 2\x1b[A\n\r        \x1b[A\router
         (NESTED + "then\n", ["outer 2", "then"]),
         ("\router 0%\n\r in 0%\x1b[A\r in 100%\n\router 50%\router 100%\n", [" in 100%", "outer 100%"]),
         ("\router\n\n\r third\x1b[A\x1b[A\r\n", [" third"]),
-        ("form\x0cfeed\u2028\n", ["form\x0cfeed"]),
+        ("form\x0cfeed\u2028on\n", ["form\x0cfeed\u2028on"]),
     ],
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 1000], ids="in pieces of {}".format)

@@ -61,12 +61,15 @@ class RankOutput:
 
     def _print(self, rank: int, lines: Iterable[str]) -> None:
         self._printed_at[rank] = self._clock()
-        print("".join(f"[rank {rank}] {line}\n" for line in lines), end="", flush=True)
+        print(f"[rank {rank}] " + f"\n[rank {rank}] ".join(lines), flush=True)
 
 
 def split_lines(text: str) -> tuple[list[str], str]:
     """The finished lines, as they look in the end, and what may still change: the last line, and a bar above it if the
     last line may turn out to be a bar that is drawn below that."""
+    if "\r" not in text and len(text) - text.rfind("\n") <= _MOST_CHARS:  # nearly always
+        *lines, rest = text.split("\n")
+        return lines, rest
     *lines, rest = _BAR_BELOW.sub(r"\r\1", text.replace("\r\n", "\n")).split("\n")
     num_final = len(lines)
     if not rest or rest.rfind("\r") == 0:  # a second carriage return without a way up: it is not below another one
