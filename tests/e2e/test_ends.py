@@ -1,5 +1,6 @@
 """However the driver ends, its workers end too, and the run folder tells the truth."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -158,3 +159,35 @@ def test_driver_dies_while_its_nursery_is_importing():
     child.kill()
     child.communicate()
     assert_all_end([nursery])
+
+
+def test_driver_dies_and_leaves_a_child_that_has_inherited_its_sockets():
+    program = """
+import os, subprocess, time
+from paceline.workers.base import Call, Preload, Resources, Returned, Size
+from paceline.workers.local import LocalEngine
+
+group = LocalEngine().group(Size(1, 1), Resources(), Preload())
+group.start()
+group.submit({0: Call(lambda wire: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)})
+events = []
+while not events:
+    group.poll(0.1, events.append)
+child = os.fork()
+if child:
+    print(group.infos[0].pid, events[0].value, child, flush=True)
+time.sleep(1000)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    worker, of_worker, child = (psutil.Process(int(pid)) for pid in driver.stdout.readline().split())
+    nursery = worker.parent()
+    driver.kill()
+    driver.wait()
+    try:
+        assert_all_end([worker, of_worker, nursery])
+        assert child.is_running()
+    finally:
+        for process in (of_worker, worker, nursery, child):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        driver.stdout.close()

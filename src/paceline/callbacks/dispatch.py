@@ -1,11 +1,12 @@
 """Calls a run's callbacks in order, and keeps what Callback's docstring promises about errors."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.callbacks.base import Callback
+from paceline.callbacks.progress import ProgressCallback
 from paceline.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class CallbackList:
         self._on_checkpoint = [c for c in self._callbacks if hasattr(c, "handle_checkpoint")]
         self._on_restart = [c for c in self._callbacks if hasattr(c, "handle_restart")]
         self._on_resize = [c for c in self._callbacks if hasattr(c, "handle_resize")]
+        self._displays = [c for c in self._callbacks if isinstance(c, ProgressCallback)]
 
     def __len__(self) -> int:
         return len(self._callbacks)
@@ -76,6 +78,12 @@ class CallbackList:
         for callback in self._on_resize:
             with self.calling():
                 callback.handle_resize(world_size, **info)
+
+    def show_unfinished(self, lines: Mapping[int, str]) -> bool:
+        """What workers have printed of their present lines, by rank; says whether somebody shows it."""
+        for display in self._displays:
+            display.show_unfinished(lines)
+        return bool(self._displays)
 
     def finish_training(
         self,

@@ -92,6 +92,7 @@ class Controller:
         try:
             self._signals.watch()
             self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
+            self._crew.output.show = self.recorder.callbacks.show_unfinished
             while isinstance(outcome := (yield from self._run_attempt()), Restart):
                 self._restart(outcome)
             self._finish(outcome)
@@ -284,7 +285,7 @@ class Controller:
                 if not facts.has_ended(rank):
                     facts.died.append(event)
             case Printed(rank, text):
-                self._crew.on_print(rank, text)
+                self._crew.output.take(rank, text)
         if facts.values and facts.mismatch is None and self._wish is None and not facts.preempted:
             facts.mismatch = recorder.mismatch()
 
@@ -454,6 +455,7 @@ class Controller:
         finally:
             self._close_dataset()
             try:
+                self._crew.output.end()
                 self.recorder.close(state, reason, error)
             finally:
                 self._signals.release()

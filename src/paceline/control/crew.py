@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.control.outcome import as_exception
+from paceline.control.output import RankOutput
 from paceline.errors import TrainerStateError, WorkersLostError, WorkerStartError
 from paceline.session import call_in_worker, make_instance
 from paceline.workers.base import Call, Died, Engine, Event, Printed, Raised, Resources, Returned, Size, WorkerGroup
@@ -37,7 +38,7 @@ class Crew:
         self.size, self._resources = size, resources
         self._setup = Setup()
         self.group: WorkerGroup | None = None
-        self.on_print: Callable[[int, str], None] = print_with_rank
+        self.output = RankOutput()
         self._fit = self._is_released = False
 
     @property
@@ -130,7 +131,7 @@ class Crew:
     def _call(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> dict[int, Any]:
         if self.group is None:
             raise TrainerStateError("There are no workers: call start() first.")
-        answers = _Answers(self.on_print)
+        answers = _Answers(self.output.take)
         self.group.submit(calls, logs)
         patience = 1.0
         try:
@@ -143,6 +144,7 @@ class Crew:
         except BaseException:  # Ctrl-C, say: the workers are still at it
             self.release()
             raise
+        self.output.flush()
         if len(answers.ended) < len(calls):
             self.mark_unfit()
         if answers.died:
@@ -177,8 +179,3 @@ class _Answers:
                 self.died.append(event)
             case Printed(rank, text):
                 self._on_print(rank, text)
-
-
-def print_with_rank(rank: int, text: str) -> None:
-    """Forward a worker's output to this process's own, with the rank in front of each line."""
-    print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="", flush=True)
