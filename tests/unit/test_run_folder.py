@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import ArgumentError, TrainerStateError
+from paceline.errors import ArgumentError, RunNotResumableError, TrainerStateError
 from paceline.runs import RunFolder
 from paceline.runs.durable import read_json, read_json_lines
 
@@ -250,3 +250,15 @@ def test_run_that_could_not_begin_has_failed(tmp_path: Path) -> None:
     assert status["state"] == "FAILED"
     assert "run_002" in str(status["reason"])
     assert first.path.is_dir()
+
+
+def test_run_that_cannot_go_on_is_free_for_another_try(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "exp") as folder:
+        folder.set_state("FAILED")
+    folder.logs_dir.rmdir()
+    folder.logs_dir.touch()
+    with pytest.raises(RunNotResumableError, match=r"cannot be written: .*logs"):
+        RunFolder.reopen(folder.path)
+    assert status_of(folder)["state"] == "FAILED"
+    folder.logs_dir.unlink()
+    RunFolder.reopen(folder.path).close()
