@@ -112,6 +112,37 @@ def _sent(value):
     return pickle.loads(pickle.dumps(value))
 
 
+@pytest.fixture(scope="session")
+def wait_until():
+    """Waits for a condition, so long that only a machine that has stopped is too slow; fails when it does not come."""
+
+    def wait_until(condition, what="what was waited for", within_s=60):
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come within {within_s} s"
+            time.sleep(0.01)
+
+    return wait_until
+
+
+@pytest.fixture(scope="session")
+def wait_for_end(wait_until):
+    """Waits until all of some processes, given by their pids, have ended, whether or not somebody has reaped them."""
+
+    def wait_for_end(pids):
+        wait_until(lambda: not any(map(_is_alive, pids)), f"the end of {pids}")
+
+    return wait_for_end
+
+
+def _is_alive(pid):
+    """In one look: a process may end between two."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(request):
     if _needs_ray(request.node):  # what outlives the test is no leak of it
@@ -120,7 +151,7 @@ def no_leaks(request):
         request.getfixturevalue("warm")
     before = _world()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (left := _leaks(before, _world())) and time.monotonic() < deadline:
         time.sleep(0.05)  # processes and threads that are on their way out
     assert not left, f"the test left behind: {left}"

@@ -214,7 +214,7 @@ def test_what_a_dying_worker_sent_is_not_lost(process_group):
         assert isinstance(mine[-1], Died)
 
 
-def test_output_goes_to_the_log_and_to_the_driver(process_group, tmp_path):
+def test_output_goes_to_the_log_and_to_the_driver(process_group, tmp_path, wait_until):
     def talk(wire):
         import subprocess
 
@@ -223,10 +223,14 @@ def test_output_goes_to_the_log_and_to_the_driver(process_group, tmp_path):
 
     logs = {rank: tmp_path / f"rank_{rank}.log" for rank in (0, 1)}
     events = run(process_group, talk, logs=logs)
-    process_group.poll(0.05, events.append)
-    for rank, path in logs.items():
-        assert path.read_text() == f"hello from {rank}\nfrom a child\n"
-        assert "".join(event.text for event in of(Printed, events) if event.rank == rank) == path.read_text()
+    told = {rank: f"hello from {rank}\nfrom a child\n" for rank in logs}
+
+    def heard():
+        process_group.poll(0.05, events.append)
+        return {rank: "".join(event.text for event in of(Printed, events) if event.rank == rank) for rank in logs}
+
+    wait_until(lambda: heard() == told)
+    assert {rank: path.read_text() for rank, path in logs.items()} == told
 
 
 def test_value_that_cannot_travel_is_an_error_that_says_so(process_group):
@@ -302,12 +306,15 @@ def test_sigterm_in_a_call_is_a_notice_and_makes_it_stop(process_group):
         return "saved"
 
     events = []
+
+    def deliver(event):
+        events.append(event)
+        if isinstance(event, Sent):
+            os.kill(event.value, signal.SIGTERM)
+
     process_group.submit({1: Call(wait)})
     while not of(Returned, events):
-        process_group.poll(0.1, events.append)
-        ready = [event for event in of(Sent, events) if event.kind == "ready"]
-        if ready and not of(Preempted, events):
-            os.kill(ready[0].value, signal.SIGTERM)
+        process_group.poll(0.1, deliver)
     assert of(Preempted, events)[0].rank == 1
     assert [event.value for event in of(Returned, events)] == ["saved"]
 
@@ -345,10 +352,11 @@ def test_a_group_of_fixed_size_never_grows(group):
     assert not group.can_grow()
 
 
-def test_what_was_sent_before_an_abort_is_not_lost(process_group):
+def test_what_was_sent_before_an_abort_is_not_lost(process_group, tmp_path, wait_until):
     def talk(wire):
         for number in range(1000):
             wire.send("number", number)
+            (tmp_path / str(wire.place.world_rank)).touch()
         wire.send("done", None)
         while not wire.stopping:
             threading.Event().wait(0.01)
@@ -356,7 +364,7 @@ def test_what_was_sent_before_an_abort_is_not_lost(process_group):
 
     events = []
     process_group.submit(dict.fromkeys([0, 1], Call(talk)))
-    threading.Event().wait(0.3)  # they talk while nobody listens; how far they come does not matter
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)  # how far they come while nobody listens does not matter
     process_group.abort(events.append)
     for rank in (0, 1):
         numbers = [event.value for event in of(Sent, events) if event.kind == "number" and event.rank == rank]

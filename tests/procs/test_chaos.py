@@ -85,9 +85,9 @@ class Chaos(SGDCallback):
     def strike(self, blow, rank):
         self.blows.append(blow)
         pid = self.trainer._crew.group.infos[rank].pid
-        os.kill(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP)
+        send(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP)
         if blow == "pause":
-            timer = threading.Timer(self.random.uniform(0.05, 0.4), go_on, [pid])
+            timer = threading.Timer(self.random.uniform(0.05, 0.4), send, [pid, signal.SIGCONT])
             timer.start()
             self.paused.append(timer)
 
@@ -96,10 +96,10 @@ class Chaos(SGDCallback):
             timer.join()
 
 
-def go_on(pid):
-    """If it is still there."""
+def send(pid, number):
+    """If it is still there: reports of a worker that was killed before may be on their way for a while."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)
 
 
 @pytest.fixture(scope="module")

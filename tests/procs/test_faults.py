@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -281,11 +282,10 @@ def test_callback_that_calls_the_trainer_again_is_told(warm):
         warm.run(lambda: paceline.report(x=1), callbacks=[Again()])
 
 
-def test_idle_worker_is_killed_between_runs(warm):
+def test_idle_worker_is_killed_between_runs(warm, wait_for_end):
     pid = warm.execute_single(os.getpid, rank=1)
     os.kill(pid, signal.SIGKILL)
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        threading.Event().wait(0.001)
+    wait_for_end([pid])
     assert warm.run(paceline.world_rank) == [0, 1]
 
 
@@ -296,8 +296,8 @@ def test_nursery_is_killed_and_replaced():
         [victim] = [one for key, one in nursery._shared.items() if "torch" not in key]
 
         class Kill(SGDCallback):
-            def handle_result(self, results, **info):
-                if victim.is_alive():
+            def handle_checkpoint(self, checkpoint, **info):
+                if checkpoint.id == 1:
                     os.kill(victim.pid, signal.SIGKILL)
 
         def train_func():
@@ -312,7 +312,7 @@ def test_nursery_is_killed_and_replaced():
         assert trainer.run(train_func, callbacks=[Kill()]) == ["done", "done"]
 
 
-def test_children_of_a_worker_end_with_it():
+def test_children_of_a_worker_end_with_it(wait_for_end):
     def train_func():
         child = subprocess.Popen(["sleep", "1000"])
         paceline.report(pid=child.pid)
@@ -322,10 +322,9 @@ def test_children_of_a_worker_end_with_it():
     trainer = Trainer(backend=BackendConfig(), num_workers=1)
     iterator = trainer.run_iterator(train_func)
     [result] = next(iterator)
-    child = psutil.Process(result["pid"])
+    assert psutil.pid_exists(result["pid"])
     trainer.shutdown()
-    gone, _ = psutil.wait_procs([child], timeout=5)
-    assert gone or child.status() == psutil.STATUS_ZOMBIE
+    wait_for_end([result["pid"]])
 
 
 def test_rank_hangs_and_is_told_by_its_stacks():
@@ -343,14 +342,13 @@ def test_rank_hangs_and_is_told_by_its_stacks():
         torch.distributed.barrier()
         return "done"
 
-    with Trainer(num_workers=2, hang_timeout_s=0.7) as trainer:
+    with Trainer(num_workers=2, hang_timeout_s=0.7, max_retries=-1) as trainer:  # a busy machine may seem to hang too
         assert trainer.run(train_func) == ["done", "done"]
         run = paceline.load_run(trainer.latest_run_dir)
-        [hang] = [event for event in run.events if event["kind"] == "hang"]
-        text = (run.path / "logs" / "stacks_0.txt").read_text()
-        assert "get_stuck" in text.split("=== rank 1 ===")[1]
-        assert "barrier" in text.split("=== rank 1 ===")[0]
-        assert str(run.path) in hang["stacks"]
+        hangs = [event for event in run.events if event["kind"] == "hang"]
+        texts = [Path(hang["stacks"]).read_text().split("=== rank 1 ===") for hang in hangs]
+        assert any("barrier" in first and "get_stuck" in second for first, second in texts)
+        assert Path(hangs[0]["stacks"]) == run.path / "logs" / "stacks_0.txt"
 
 
 def test_stopped_process_counts_as_a_hang():
@@ -362,7 +360,7 @@ def test_stopped_process_counts_as_a_hang():
         torch.distributed.barrier()
         return "done"
 
-    with Trainer(num_workers=2, hang_timeout_s=0.7) as trainer:
+    with Trainer(num_workers=2, hang_timeout_s=0.7, max_retries=-1) as trainer:
         assert trainer.run(train_func) == ["done", "done"]
 
 

@@ -1,7 +1,9 @@
 """The driver as a program of Ray's client, as a Ray job and as a notebook, each with what it defines in `__main__`."""
 
+import contextlib
 import json
 import os
+import random
 import re
 import secrets
 import shutil
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -110,17 +113,21 @@ def cluster():
         processes = psutil.Process(head.pid).children(recursive=True)
         head.terminate()
         head.communicate()
-        for process in filter(psutil.Process.is_running, processes):
-            process.kill()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_ports(count):
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """Where nobody listens. Ray has to be told a number: one that the kernel never gives to those who let it choose,
+    and that is none of Ray's own for its workers, so that it is still free when Ray gets there."""
+    first_chosen = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = []
+    for port in random.sample(range(20_000, first_chosen), k=100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+    return ports[:count]
 
 
 NOT_CONNECTED = ("try again later", 'client_builder.py", line')

@@ -22,7 +22,7 @@ def free_cpus(ray):
 
 
 def wait_until(condition):
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return True
         threading.Event().wait(0.02)
