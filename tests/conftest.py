@@ -1,11 +1,12 @@
 """Fixtures for every test, and a guard: a test that leaves a process, a thread, a variable or a file behind fails."""
 
+import contextlib
+import glob
 import os
 import pickle
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -49,23 +50,24 @@ def results_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """One Ray for the whole test run, with more CPUs than there are, since nobody here needs a whole one."""
+    """One Ray for the whole test run, with more CPUs than there are, since nobody here needs a whole one. Workers that
+    stay take none of them, so that a test can count what it takes itself."""
     import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(num_cpus=8, resources={"stays": 5}, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield ray
     ray.shutdown()
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
+@pytest.fixture(scope="session", params=["local", "ray"])
 def warm(request, lasts):
-    """One group of two torch workers on each engine, for all tests of a module that can share it."""
-    engine = request.param
+    """One group of two torch workers on each engine, for all tests that can share it."""
+    engine, arguments = request.param, {}
     if engine == "ray":
         request.getfixturevalue("ray_cluster")
-        engine = RayEngine(spare_workers=1)
+        engine, arguments = RayEngine(spare_workers=1), {"cpus_per_worker": 0, "resources_per_worker": {"stays": 1}}
     with (
-        Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine) as trainer,
+        Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine, **arguments) as trainer,
         lasts(trainer),
     ):
         yield trainer
@@ -73,18 +75,24 @@ def warm(request, lasts):
 
 @pytest.fixture(scope="session")
 def lasts():
-    """Makes a block in which the workers of a Trainer may outlive a test: for fixtures that are called `warm`."""
+    """Makes a block in which the workers of a Trainer, or of a group, may outlive a test: for fixtures that are called
+    `warm`, or are made before it."""
 
-    @contextmanager
-    def lasts(trainer):
-        _long_lived.append(trainer)
+    @contextlib.contextmanager
+    def lasts(one):
+        _long_lived.append(one)
         yield
-        _long_lived.remove(trainer)
+        _long_lived.remove(one)
 
     return lasts
 
 
 _long_lived = []
+
+
+def _lasting_groups():
+    groups = (one._crew.group if isinstance(one, Trainer) else one for one in _long_lived)
+    return [group for group in groups if group]
 
 
 @pytest.fixture
@@ -159,34 +167,48 @@ def no_leaks(request):
 
 def _world():
     expected = {one.pid for one in nursery._shared.values()}
-    expected |= {info.pid for trainer in _long_lived if trainer._crew.group for info in trainer._crew.group.infos}
-    children = (_described(process) for process in psutil.Process().children(recursive=True))
-    processes = {text for pid, text in filter(None, children) if pid not in expected}
+    expected |= {info.pid for group in _lasting_groups() for info in group.infos}
+    pid = os.getpid()
+    every = _descendants(pid) if _IS_LISTED else (one.pid for one in psutil.Process(pid).children(recursive=True))
+    descendants = set(every) - expected
     return {
-        "processes": processes,
+        "processes": set(filter(None, map(_described, descendants))),
         "threads": {thread.name for thread in threading.enumerate()},
         "environment": {item for item in os.environ.items() if not item[0].startswith(("PYTEST_", "TORCHINDUCTOR_"))},
         "files": set(os.listdir(Path(__file__).parent.parent)) | _scratch(),
     }
 
 
-def _described(process):
-    """The pid and what it runs; None for one that has ended, or is Ray's.
+_IS_LISTED = bool(glob.glob("/proc/self/task/*/children"))
+
+
+def _descendants(pid):
+    """From the kernel's own lists: psutil would look at every process of the machine, twice for each test."""
+    for task in glob.glob(f"/proc/{pid}/task/*/children"):
+        for child in _content(task).split():
+            yield int(child)
+            yield from _descendants(child)
+
+
+def _described(pid):
+    """What it runs; None for one that has ended, or is Ray's.
 
     A cluster starts and ends processes as it likes; what we take from it is checked by its free resources.
     """
-    try:
-        command = process.cmdline()[:4]
-        is_rays = "ray" in process.name() or any("ray" in word for word in command)
-        text = f"{process.pid} {' '.join(command)}"
-        return None if is_rays or process.status() == psutil.STATUS_ZOMBIE else (process.pid, text)
-    except psutil.NoSuchProcess:
-        return None
+    command = _content(f"/proc/{pid}/cmdline").split("\0")[:4]
+    is_rays = any("ray" in word for word in command)
+    return None if is_rays or not any(command) else f"{pid} {' '.join(command)}"
+
+
+def _content(path):
+    """Of a file of a process, which is empty when the process has ended, reaped or not."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(path).read_text(errors="replace")
+    return ""
 
 
 def _scratch():
-    groups = [trainer._crew.group for trainer in _long_lived]
-    kept = {group._scratch.name for group in groups if group and getattr(group, "_scratch", None)}
+    kept = {group._scratch.name for group in _lasting_groups() if getattr(group, "_scratch", None)}
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("paceline_")} - kept
 
 

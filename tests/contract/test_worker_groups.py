@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -26,21 +27,43 @@ from paceline.workers.base import (
 ON_PROCESSES = sorted(set(registry.names("engine")) - {"inline"})
 
 
-@pytest.fixture(params=registry.names("engine"))
-def group(request):
-    size = 0 if request.param == "inline" else 2
-    group = resolve_engine(request.param, max_workers=size).group(Size(size, size), Resources(), Preload())
+@pytest.fixture(scope="module")
+def groups(lasts):
+    """Gives the group that all tests of an engine share, whole and idle."""
+    with ExitStack() as stack:
+        made = {}
+
+        def groups(engine):
+            if engine not in made:
+                made[engine] = stack.enter_context(closing(new_group(engine)))
+                stack.enter_context(lasts(made[engine]))
+            elif not made[engine].healthy():
+                made[engine].abort(lambda event: None)
+                made[engine].start()
+            return made[engine]
+
+        yield groups
+
+
+def new_group(engine):
+    size = 0 if engine == "inline" else 2
+    group = resolve_engine(engine, max_workers=size).group(Size(size, size), Resources(), Preload())
     group.start()
-    yield group
-    group.close()
+    return group
+
+
+@pytest.fixture(params=registry.names("engine"))
+def group(request, groups):
+    if request.param != "inline":
+        yield groups(request.param)
+        return
+    with closing(new_group("inline")) as group:  # this process itself is changed while it is a worker
+        yield group
 
 
 @pytest.fixture(params=ON_PROCESSES)
-def process_group(request):
-    group = resolve_engine(request.param, max_workers=2).group(Size(2, 2), Resources(), Preload())
-    group.start()
-    yield group
-    group.close()
+def process_group(request, groups):
+    return groups(request.param)
 
 
 def run(group, fn, *args, logs=None, until=None):
@@ -153,7 +176,9 @@ def test_stacks_name_the_function_that_runs(group):
     assert "dig" in stacks[first[0]]
 
 
-def test_close_is_idempotent(group):
+@pytest.mark.parametrize("engine", registry.names("engine"))
+def test_close_is_idempotent(engine):
+    group = new_group(engine)
     group.close()
     group.close()
     assert not group.healthy()
@@ -256,6 +281,8 @@ def test_workers_do_not_share_random_numbers(process_group):
 
         return random.random()
 
+    process_group.abort(lambda event: None)
+    process_group.start()  # where workers are forked, these have just been
     first, second = (event.value for event in of(Returned, run(process_group, draw)))
     assert first != second
 

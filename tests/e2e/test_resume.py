@@ -59,8 +59,10 @@ def lost_run(request, tmp_path):
     child.communicate()
 
 
-def test_driver_dies_and_another_process_goes_on(lost_run, wait_for_end):
+def test_running_run_is_left_alone_and_when_its_driver_dies_another_process_goes_on(lost_run, wait_for_end):
     child, run_dir, environ = lost_run
+    with pytest.raises(TrainerStateError, match=f"driven by process {child.pid}"):
+        Trainer.resume(run_dir)
     os.kill(child.pid, signal.SIGKILL)
     child.wait(timeout=60)
     wait_for_end(paceline.load_run(run_dir).status.worker_pids)
@@ -91,12 +93,6 @@ def test_driver_is_terminated_saves_and_can_be_resumed(lost_run, wait_for_end):
     status = paceline.load_run(run_dir).status
     assert (status.state, status.reason) == ("STOPPED", "the driver got SIGTERM")
     assert Trainer.resume(run_dir) == [(4, 360)] * 2
-
-
-def test_running_run_cannot_be_resumed(lost_run):
-    child, run_dir, _ = lost_run
-    with pytest.raises(TrainerStateError, match=f"driven by process {child.pid}"):
-        Trainer.resume(run_dir)
 
 
 def fail_at(config):

@@ -66,11 +66,10 @@ class Restarts(SGDCallback):
         self.end = (error, info["status"])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("trouble", "named"),
-    [(kill_self, "SIGKILL"), (segfault, "SIGSEGV"), (leave, "exit code 1")],
-    ids=lambda v: getattr(v, "__name__", ""),
+    ("trouble", "named", "rank"),
+    [(kill_self, "SIGKILL", 0), (kill_self, "SIGKILL", 1), (segfault, "SIGSEGV", 1), (leave, "exit code 1", 1)],
+    ids=lambda v: getattr(v, "__name__", None),
 )
 def test_worker_is_lost_and_training_continues_from_the_checkpoint(warm, trouble, named, rank):
     callback = Restarts()
