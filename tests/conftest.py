@@ -42,6 +42,7 @@ def results_dir(tmp_path_factory):
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
         patch.setenv("RAY_worker_niceness", "0")  # beside the tests of another process, Ray's workers would starve
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes longer than Ray would wait
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         # Some tests start Ray in this process; those that follow and do not name an engine mean this machine.
         patch.setattr("paceline.workers.ray_is_in_use", lambda: False)

@@ -1,13 +1,13 @@
 """Trials of Ray Tune: what a scheduler does to them, what they cost, and what they leave."""
 
 import os
-import signal
 import threading
 
 import pytest
 import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
 from ray import tune
 from ray.tune import schedulers
+from trials import climb, lose_a_worker, save_last, stumble, training_func, tune_by_hand
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, RayEngine, Trainer, load_run
@@ -70,11 +70,6 @@ class Results(tune.Callback):
 # --- the seed's example ----------------------------------------------------------------------------------------------
 
 
-def training_func(config):
-    for _ in range(config["num_epochs"]):
-        paceline.report(output=config["input"], worker_pid=os.getpid())
-
-
 def test_seed_example_on_warm_torch_workers(tmp_path, capsys):
     trainer = Trainer(backend="torch", num_workers=2, logdir=tmp_path / "runs")
     trainable = trainer.to_tune_trainable(training_func)
@@ -116,16 +111,6 @@ def test_workers_of_a_trial_can_be_local_processes(tmp_path, fit, ray_cluster, w
 
 
 # --- schedulers ------------------------------------------------------------------------------------------------------
-
-
-def climb(config):
-    """Counts steps, and keeps what every step was made with."""
-    state = paceline.load_checkpoint() or {"made_with": []}
-    made_with = list(state["made_with"])
-    while len(made_with) < config.get("num_steps", 6):
-        made_with.append(config["speed"])
-        paceline.save_checkpoint(made_with=made_with)
-        paceline.report(score=sum(made_with), made_with=list(made_with))
 
 
 def test_asha_stops_trials_where_they_are(tmp_path, fit):
@@ -208,11 +193,6 @@ def test_paused_trial_goes_on_where_it_was_in_its_own_folder(tmp_path, fit):
         assert [event["state"] for event in run.events if event["kind"] == "end"] == ["STOPPED", "SUCCEEDED"]
 
 
-def save_last(config):
-    paceline.report(score=1)
-    paceline.save_checkpoint(words="last")
-
-
 def test_checkpoint_after_the_last_report_is_tunes_too(tmp_path, fit):
     strategy = CheckpointStrategy(num_to_keep=1)
     [result] = fit(trainer_for(tmp_path).to_tune_trainable(save_last, checkpoint_strategy=strategy), {})
@@ -222,17 +202,6 @@ def test_checkpoint_after_the_last_report_is_tunes_too(tmp_path, fit):
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
-
-
-def stumble(config):
-    """Raises in its third step, at the first try or always."""
-    state = paceline.load_checkpoint() or {"num_steps": 0, "num_tries": 0}
-    num_tries = state["num_tries"] + 1
-    for num_steps in range(state["num_steps"] + 1, 5):
-        if num_steps == 3 and (num_tries == 1 or config["always"]):
-            raise LookupError("no third step")
-        paceline.report(num_steps=num_steps, num_tries=num_tries)
-        paceline.save_checkpoint(num_steps=num_steps, num_tries=num_tries)
 
 
 def test_trial_that_raises_is_tried_again_from_its_checkpoint(tmp_path, fit):
@@ -259,17 +228,6 @@ def test_trial_that_raises_is_tried_again_from_its_checkpoint(tmp_path, fit):
     assert len(runs(trainer)) == len(list(trainer.logdir.glob("run_*")))
 
 
-def lose_a_worker(config):
-    state = paceline.load_checkpoint() or {"num_steps": 0}
-    for num_steps in range(state["num_steps"] + 1, 4):
-        if num_steps == 2 and paceline.world_rank() == 1 and not state["num_steps"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        paceline.report(rank=paceline.world_rank(), cwd=os.getcwd())
-        paceline.save_checkpoint(num_steps=num_steps)
-        if not state["num_steps"]:
-            paceline.load_checkpoint()  # waits until it is committed
-
-
 def test_worker_is_killed_in_a_trial_and_resources_are_exact(tmp_path, fit, ray_cluster, wait_until):
     trainer = trainer_for(tmp_path, num_workers=2, cpus_per_worker=0.75, engine=RayEngine(spare_workers=1))
     cpus = TakenCPUs(ray_cluster, 2.25, wait_until)  # two workers, one spare, nothing else
@@ -290,13 +248,6 @@ def test_max_retries_and_other_arguments_are_the_trainers(tmp_path, fit):
 
 
 # --- without to_tune_trainable ---------------------------------------------------------------------------------------
-
-
-def tune_by_hand(config):
-    trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=config["logdir"])
-    for reports in trainer.run_iterator(training_func, {"num_epochs": 2, "input": config["input"]}):
-        tune.report({"output": reports[1]["output"]})
-    trainer.shutdown()
 
 
 def test_tune_function_that_builds_a_trainer_uses_the_bundles_of_its_trial(tmp_path, fit, ray_cluster, wait_until):
