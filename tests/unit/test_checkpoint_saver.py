@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -407,3 +408,13 @@ def test_load_through_reads_a_part_only_for_a_rank(driver, tmp_path):
     assert load_through(LocalStorage, path).per_rank is None
     assert load_through(LocalStorage, path, rank=0, world_size=1).per_rank == {"mine": True}
     assert load_through(LocalStorage, path, rank=0, world_size=2).per_rank is None
+
+
+def test_number_of_a_checkpoint_that_was_deleted_is_not_given_again(driver, tmp_path):
+    run = driver()
+    saver = run.saver()
+    saver.save({"step": 1}, None, None, 1)
+    saver.close()
+    shutil.rmtree(tmp_path / "checkpoints")
+    run.begin()
+    assert run.start.first_id == 2

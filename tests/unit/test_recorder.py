@@ -180,3 +180,31 @@ def test_rank_0_of_several_gets_its_own_back(monkeypatch):
         assert nowhere is None
         paceline.report(x=1)
         paceline.save_checkpoint(per_rank={"mine": 2})
+
+
+def test_steps_before_a_checkpoint_are_on_disk_before_it_counts(tmp_path):
+    class Look(SGDCallback):
+        def handle_checkpoint(self, checkpoint, **info):
+            self.seen = paceline.load_run(run.recorder.folder.path).metrics["_training_iteration"].tolist()
+
+    look = Look()
+    run = Run(tmp_path / "runs", [look])
+    for rank in (0, 1):
+        run.report(rank)
+    for rank in (0, 1):
+        run.save(rank, 1)
+    run.recorder.close("STOPPED", None, None)
+    assert look.seen == [1, 1]
+
+
+def test_callback_cannot_change_the_steps_of_an_iterator(tmp_path):
+    class Careless(SGDCallback):
+        def handle_result(self, results, **info):
+            results[0]["rank"] = "changed"
+
+    run, steps = Run(tmp_path / "runs", [Careless()]), []
+    run.recorder.on_step = steps.append
+    for rank in (0, 1):
+        run.report(rank)
+    run.recorder.close("STOPPED", None, None)
+    assert [report["rank"] for report in steps[0]] == [0, 1]
