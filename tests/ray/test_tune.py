@@ -7,7 +7,7 @@ import pytest
 import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
 from ray import tune
 from ray.tune import schedulers
-from trials import climb, lose_a_worker, save_last, stumble, training_func, tune_by_hand
+from trials import climb, lose_a_worker, save_last, stumble, training_func
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, RayEngine, Trainer, load_run
@@ -251,6 +251,16 @@ def test_max_retries_and_other_arguments_are_the_trainers(tmp_path, fit):
 
 
 def test_tune_function_that_builds_a_trainer_uses_the_bundles_of_its_trial(tmp_path, fit, ray_cluster, wait_until):
+    def train(config):
+        for _ in range(2):
+            paceline.report(output=config["input"])
+
+    def tune_by_hand(config):
+        trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=config["logdir"])
+        for reports in trainer.run_iterator(train, {"input": config["input"]}):
+            tune.report({"output": reports[1]["output"]})
+        trainer.shutdown()
+
     cpus = TakenCPUs(ray_cluster, 3, wait_until)
     resources = tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}, {"CPU": 1}])
     [result] = fit(

@@ -4,7 +4,6 @@ import os
 import signal
 
 import paceline
-from paceline import BackendConfig, Trainer
 
 
 def training_func(config):
@@ -47,12 +46,3 @@ def lose_a_worker(config):
         paceline.save_checkpoint(num_steps=num_steps)
         if not state["num_steps"]:
             paceline.load_checkpoint()  # waits until it is committed
-
-
-def tune_by_hand(config):
-    from ray import tune
-
-    trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=config["logdir"])
-    for reports in trainer.run_iterator(training_func, {"num_epochs": 2, "input": config["input"]}):
-        tune.report({"output": reports[1]["output"]})
-    trainer.shutdown()

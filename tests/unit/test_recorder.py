@@ -208,3 +208,18 @@ def test_callback_cannot_change_the_steps_of_an_iterator(tmp_path):
         run.report(rank)
     run.recorder.close("STOPPED", None, None)
     assert [report["rank"] for report in steps[0]] == [0, 1]
+
+
+def test_rank_that_had_something_of_its_own_before_a_restart_is_missed_after_it(run):
+    """Rank 1 is lost before it can save again: what it had of its own must not be left behind."""
+    for rank in (0, 1):
+        run.report(rank)
+        run.save(rank, 1, own=rank == 1)
+    run.recorder.settle()
+    start, _ = run.recorder.begin([3, 4])
+    run.store = CheckpointStore(start.root, token=start.token)
+    for rank in (0, 1):
+        run.report(rank)
+    run.save(0, 2, own=False)
+    run.recorder.settle()
+    assert run.latest == (1, (0, 1))
