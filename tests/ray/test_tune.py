@@ -7,7 +7,7 @@ import pytest
 import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
 from ray import tune
 from ray.tune import schedulers
-from trials import climb, lose_a_worker, save_last, stumble, training_func
+from trials import climb, lose_a_worker, stumble, training_func
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, RayEngine, Trainer, load_run
@@ -193,47 +193,39 @@ def test_paused_trial_goes_on_where_it_was_in_its_own_folder(tmp_path, fit):
         assert [event["state"] for event in run.events if event["kind"] == "end"] == ["STOPPED", "SUCCEEDED"]
 
 
-def test_checkpoint_after_the_last_report_is_tunes_too(tmp_path, fit):
-    strategy = CheckpointStrategy(num_to_keep=1)
-    [result] = fit(trainer_for(tmp_path).to_tune_trainable(save_last, checkpoint_strategy=strategy), {})
-    assert paceline.read_checkpoint(result.checkpoint.path) == {"words": "last"}
-    assert result.metrics["training_iteration"] == 1
-    assert result.metrics["score"] == 1
-
-
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
 def test_trial_that_raises_is_tried_again_from_its_checkpoint(tmp_path, fit):
     trainer = trainer_for(tmp_path)
-    space = {"always": tune.grid_search([False, True])}
-    told = Results("num_steps")
-    results = fit(
-        trainer.to_tune_trainable(stumble),
-        space,
-        num_at_once=2,
-        failure_config=tune.FailureConfig(max_failures=1),
-        callbacks=[told],
-    )
-    mended, failed = sorted(results, key=lambda result: result.config["always"])
+    told, again = Results("num_steps"), tune.FailureConfig(max_failures=1)
+    [mended] = fit(trainer.to_tune_trainable(stumble), {}, failure_config=again, callbacks=[told])
     assert mended.error is None
     # It goes on from what was saved last; the last result comes again with the checkpoint that was saved after it.
     assert told.seen[mended.metrics["trial_id"]] == [1, 2, 3, 4, 4]
     assert paceline.read_checkpoint(mended.checkpoint.path) == {"num_steps": 4, "num_tries": 2}
     assert mended.metrics["num_tries"] == 2
+    assert [run.status.state for run in runs(trainer).values()] == ["SUCCEEDED"]
+    assert len(list(trainer.logdir.glob("run_*"))) == 1
+
+
+def test_trial_that_raises_and_may_not_try_again_has_failed(tmp_path, fit):
+    trainer = trainer_for(tmp_path)
+    [failed] = fit(trainer.to_tune_trainable(stumble), {})
     assert isinstance(failed.error, LookupError)
     assert "no third step" in str(failed.error)
-    states = {run.config["always"]: run.status.state for run in runs(trainer).values()}
-    assert states == {False: "SUCCEEDED", True: "FAILED"}
-    assert len(runs(trainer)) == len(list(trainer.logdir.glob("run_*")))
+    assert [run.status.state for run in runs(trainer).values()] == ["FAILED"]
 
 
 def test_worker_is_killed_in_a_trial_and_resources_are_exact(tmp_path, fit, ray_cluster, wait_until):
     trainer = trainer_for(tmp_path, num_workers=2, cpus_per_worker=0.75, engine=RayEngine(spare_workers=1))
     cpus = TakenCPUs(ray_cluster, 2.25, wait_until)  # two workers, one spare, nothing else
-    [result] = fit(trainer.to_tune_trainable(lose_a_worker, all_ranks=True), {}, callbacks=[cpus])
+    strategy = CheckpointStrategy(num_to_keep=1)
+    trainable = trainer.to_tune_trainable(lose_a_worker, all_ranks=True, checkpoint_strategy=strategy)
+    [result] = fit(trainable, {}, callbacks=[cpus])
     assert result.error is None
     assert list(result.metrics_dataframe["training_iteration"]) == [1, 2, 3, 3]
+    assert paceline.read_checkpoint(result.checkpoint.path) == {"num_steps": 3}, "saved after the last report"
     assert (result.metrics["rank"], result.metrics["rank_1"]["rank"]) == (0, 1)
     assert result.metrics["cwd"] == os.getcwd(), "the function runs where it would have run without Tune"
     run = load_run(trainer.logdir)

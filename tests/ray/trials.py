@@ -21,17 +21,12 @@ def climb(config):
         paceline.report(score=sum(made_with), made_with=list(made_with))
 
 
-def save_last(config):
-    paceline.report(score=1)
-    paceline.save_checkpoint(words="last")
-
-
 def stumble(config):
-    """Raises in its third step, at the first try or always."""
+    """Raises in its third step, at the first try."""
     state = paceline.load_checkpoint() or {"num_steps": 0, "num_tries": 0}
     num_tries = state["num_tries"] + 1
     for num_steps in range(state["num_steps"] + 1, 5):
-        if num_steps == 3 and (num_tries == 1 or config["always"]):
+        if num_steps == 3 and num_tries == 1:
             raise LookupError("no third step")
         paceline.report(num_steps=num_steps, num_tries=num_tries)
         paceline.save_checkpoint(num_steps=num_steps, num_tries=num_tries)
