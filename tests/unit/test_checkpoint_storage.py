@@ -180,3 +180,16 @@ def test_split_path():
     assert split_path("/a/b/c/") == ("/a/b", "c")
     assert split_path("s3://bucket/x/c") == ("s3://bucket/x", "c")
     assert split_path("rel") == (str(Path.cwd()), "rel")
+
+
+def test_another_process_deletes_it_first(tmp_path):
+    class TooLate(LocalStorage):
+        """Somebody else is faster, just after it was seen."""
+
+        def workspace(self):
+            shutil.rmtree(tmp_path / "one")
+            return super().workspace()
+
+    write(LocalStorage(tmp_path), "one")
+    TooLate(tmp_path).delete("one")
+    assert os.listdir(tmp_path) == []

@@ -74,6 +74,14 @@ def test_workers_die_too_often():
     assert not caught.value.engine.groups[0].healthy()
 
 
+def test_the_budget_belongs_to_the_run():
+    engine = ScriptedEngine([[[dies()]], [[dies()]], [[returns("a")]], [[dies()]], [[dies()]], [[returns("b")]]])
+    trainer = Trainer(backend=BackendConfig(), num_workers=1, engine=engine, max_retries=3, logdir="scripted")
+    assert trainer.run(lambda: None) == ["a"]
+    trainer.shutdown()
+    assert trainer.run(lambda: None) == ["b"], "four restarts in two runs"
+
+
 def test_user_exception_is_not_retried():
     with pytest.raises(KeyError) as caught:
         run([[*reports(1), raises(KeyError("lr"))], [*reports(1)]])

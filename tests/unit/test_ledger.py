@@ -675,3 +675,18 @@ def test_any_order_of_messages_and_any_kill():
         seen["with own"] += bool(world.owners and drive.committed)
         seen["failed"] += bool(drive.failed)
     assert min(seen.values()) > 15, f"the cases are not worth much: {seen}"
+
+
+def test_first_reason_why_a_checkpoint_could_not_be_written_is_kept():
+    ledger = Ledger(2, 1)
+    ledger.fail(1, 1, "no space")
+    ledger.fail(0, 1, "rank 1 could not")
+    assert ledger.failed == {1: "no space"}
+
+
+def test_rank_that_ended_with_fewer_reports_than_a_checkpoint_stands_for_is_not_left_out():
+    ledger = Ledger(2, 1)
+    ledger.add(part(1, 0, iteration=3))
+    ledger.end(1)
+    assert ledger.take_complete([3, 1]) == [], "step 3 is not one of all ranks"
+    assert ranks_of(ledger.take_complete([3, 0])) == {1: [0]}, "who never reports is not waited for"

@@ -239,3 +239,46 @@ def test_what_was_begun_behind_a_url_is_dropped_at_the_end(tmp_path):
     run.recorder.settle()
     assert run.store.storage.names() == ["checkpoint_000001"]
     run.recorder.close("STOPPED", None, None)
+
+
+def test_steps_before_a_checkpoint_are_on_disk_before_it_counts(tmp_path):
+    class Look(SGDCallback):
+        def handle_checkpoint(self, checkpoint, **info):
+            self.seen = paceline.load_run(run.recorder.folder.path).metrics["_training_iteration"].tolist()
+
+    look = Look()
+    run = Run(tmp_path / "runs", [look])
+    for rank in (0, 1):
+        run.report(rank)
+    for rank in (0, 1):
+        run.save(rank, 1)
+    run.recorder.close("STOPPED", None, None)
+    assert look.seen == [1, 1]
+
+
+def test_callback_cannot_change_the_steps_of_an_iterator(tmp_path):
+    class Careless(SGDCallback):
+        def handle_result(self, results, **info):
+            results[0]["rank"] = "changed"
+
+    run, steps = Run(tmp_path / "runs", [Careless()]), []
+    run.recorder.on_step = steps.append
+    for rank in (0, 1):
+        run.report(rank)
+    run.recorder.close("STOPPED", None, None)
+    assert [report["rank"] for report in steps[0]] == [0, 1]
+
+
+def test_rank_that_had_something_of_its_own_before_a_restart_is_missed_after_it(run):
+    """Rank 1 is lost before it can save again: what it had of its own must not be left behind."""
+    for rank in (0, 1):
+        run.report(rank)
+        run.save(rank, 1, own=rank == 1)
+    run.recorder.settle()
+    start, _ = run.recorder.begin([3, 4])
+    run.store = CheckpointStore(start.root, token=start.token)
+    for rank in (0, 1):
+        run.report(rank)
+    run.save(0, 2, own=False)
+    run.recorder.settle()
+    assert run.latest == (1, (0, 1))
