@@ -166,6 +166,7 @@ class Controller:
             attempt.facts.grows = True
 
     def _begin(self) -> Attempt:
+        self._crew.renew_if_edited()
         group = self._crew.ensure()
         self._restore_sigterm()
         self._restore_sigterm = on_sigterm(self._on_sigterm)  # again: connecting to Ray installs a handler too
@@ -212,6 +213,8 @@ class Controller:
             case Sent(rank, "report", report):
                 attempt.progress[rank] = self._round_at
                 recorder.take_report(rank, report)
+            case Sent(_, "imported", files):
+                self._crew.learn_imports(files)
             case Sent(rank, kind, value):
                 attempt.progress[rank] = self._round_at
                 self._look_for_commit(attempt, partial(recorder.take, rank, kind, value))

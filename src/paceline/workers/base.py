@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import ArgumentTypeError
-from paceline.workers import parcel
+from paceline.workers import surroundings
 from paceline.workers.place import Place, place_from_environ, rank_environ
 
 __all__ = [
@@ -166,7 +166,7 @@ class Call:
     @cached_property
     def packed(self) -> bytes:
         try:
-            return parcel.dumps((self.fn, self.args))
+            return surroundings.pack_call(self.fn, self.args)
         except Exception as error:
             raise ArgumentTypeError(
                 f"{self.label} cannot be pickled for the trip to the workers ({type(error).__name__}: {error}). Look "

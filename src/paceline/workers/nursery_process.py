@@ -17,6 +17,7 @@ import sys
 from typing import Any
 
 from paceline import frameworks
+from paceline.workers.edits import user_files
 from paceline.workers.framing import recv_message, send_message
 
 
@@ -31,6 +32,7 @@ def main(fd: int, preload: list[str]) -> None:
             importlib.import_module(module)
         if _driver_is_gone(control):
             os._exit(0)
+    user_files.remember()
     frameworks.every()  # or each worker would import what we know of them for itself
     gc.freeze()  # keep the imported pages shared with every worker
     workers: set[int] = set()

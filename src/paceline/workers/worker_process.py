@@ -24,6 +24,7 @@ from typing import Any
 from paceline.frameworks import generators
 from paceline.workers import parcel
 from paceline.workers.base import Place
+from paceline.workers.edits import user_files
 from paceline.workers.framing import recv_message, send_message
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import flush_output, redirect_output
@@ -138,6 +139,7 @@ def _leave_the_nursery(spec: dict[str, Any]) -> None:
     sys.argv[:] = spec["argv"]
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
+    user_files.forget_edited()
     generators.reseed()
     redirect_output(spec["log_path"])
     stacks = os.open(spec["stacks_path"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
