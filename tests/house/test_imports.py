@@ -21,7 +21,7 @@ FLOORS = [
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"workers"},
-    {"json_text"},
+    {"html_table", "json_text"},
     {"frameworks"},
     {"errors", "registry"},
 ]

@@ -3,12 +3,20 @@
 import linecache
 import pickle
 import sys
+import threading
 import types
+import warnings
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from paceline.errors import ArgumentTypeError
+from paceline.runs import RunRequest, kept_call
 from paceline.workers import parcel
+from paceline.workers.base import Call
+from paceline.workers.contents import culprit
 
 
 def there_and_back(value):
@@ -67,3 +75,52 @@ def test_lines_of_code_without_a_file_are_brought_along(monkeypatch):
 
 def test_nothing_is_brought_by_what_is_imported():
     assert there_and_back((pickle.dumps, torch.nn.Linear, parcel.Brought()))[2] == parcel.Brought()
+
+
+def test_what_cannot_travel_is_named_with_the_way_to_it():
+    lock = threading.Lock()
+
+    def helper():
+        return lock
+
+    def train(config):
+        return helper()
+
+    request = RunRequest(train_func=train, config={"a": {"b": [1, open]}})
+    with pytest.raises(ArgumentTypeError, match=r"train_func → closure variable 'helper' → closure variable 'lock' is"):
+        _ = Call(lambda wire, task: None, (request,), label="train_func 'train'").packed
+    with pytest.raises(ArgumentTypeError, match=r"config → \['a'\] → \['lock'\] is of type lock \(TypeError: cannot"):
+        _ = Call(lambda wire, task: None, (RunRequest(train_func=print, config={"a": {"lock": lock}}),)).packed
+    with pytest.raises(ArgumentTypeError, match=r"fn → the function in the partial → global variable 'held' is of"):
+        _ = Call(lambda wire, fn: None, (partial(of_main("def f(x): return held", held=lock)["f"], 1),)).packed
+
+
+@pytest.mark.parametrize(
+    ("value", "way"),
+    [
+        (SimpleNamespace(inner=(1, threading.Lock())), "it → .inner → [1]"),
+        (partial(print, threading.Lock()), "it → argument 0"),
+        (partial(print, end=threading.Lock()), "it → argument 'end'"),
+        ({threading.Lock()}, "it → an element"),
+        (of_main("class Net:\n  lock = held", held=threading.Lock())["Net"], "it → attribute 'lock'"),
+        (of_main("class Net:\n  def run(self, x=held): pass", held=threading.Lock())["Net"]().run, None),
+    ],
+)
+def test_ways_to_what_cannot_travel(value, way):
+    found, part = culprit({"it": value})
+    assert isinstance(part, type(threading.Lock()))
+    assert found == (way or "it → the object it is a method of → its class → attribute 'run' → the default of 'x'")
+
+
+def test_function_that_carries_much_says_what_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_call, "LARGE_BYTES", 1 << 20)
+    small, large = bytes(1000), bytes(2 << 20)
+
+    def train(config):
+        return len(large) + len(small)
+
+    with pytest.warns(UserWarning, match=r"train_func → closure variable 'large' takes 2 MB"):
+        kept_call.keep_call(tmp_path, RunRequest(train_func=train))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept_call.keep_call(tmp_path, RunRequest(train_func=lambda: small))

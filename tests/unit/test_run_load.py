@@ -233,3 +233,13 @@ def test_the_best_checkpoint_is_the_best_by_the_strategy_of_the_run(folder: RunF
     run = load_run(folder.path)
     assert run.best_checkpoint_path == store.path_of(2)
     assert run.latest_checkpoint_path == store.path_of(3)
+
+
+def test_a_run_shows_as_a_table_in_a_notebook(folder: RunFolder) -> None:
+    folder.record_step(1, 1, [{"note": "<script>alert(1)</script>"}])
+    folder.set_state("FAILED", reason="1 < 2 & more")
+    html = load_run(folder.path)._repr_html_()
+    assert html.startswith("<table>")
+    assert "1 &lt; 2 &amp; more" in html
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html

@@ -8,6 +8,7 @@ never in what these values mean.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import ArgumentTypeError
-from paceline.workers import surroundings
+from paceline.workers import contents, surroundings
 from paceline.workers.place import Place, place_from_environ, rank_environ
 
 __all__ = [
@@ -168,10 +169,12 @@ class Call:
         try:
             return surroundings.pack_call(self.fn, self.args)
         except Exception as error:
+            names = [*inspect.signature(self.fn).parameters][1:]
+            way, part = contents.culprit({"the function": self.fn, **dict(zip(names, self.args, strict=False))})
             raise ArgumentTypeError(
-                f"{self.label} cannot be pickled for the trip to the workers ({type(error).__name__}: {error}). Look "
-                "for an open file, a lock, a connection or a generator among its arguments and the variables it refers "
-                "to, and create that inside the function instead."
+                f"{self.label} cannot be pickled for the trip to the workers: {way} is of type "
+                f"{type(part).__qualname__} ({type(error).__name__}: {error}). Create what cannot travel, such as an "
+                "open file, a lock, a connection or a generator, inside the function instead."
             ) from error
 
 

@@ -148,7 +148,12 @@ def _changes() -> dict[str, str | None]:
 def _is_engines(name: str, value: str | None) -> bool:
     """Whether a variable is not the script's to set in a worker. Ray has one for its own debugger, too."""
     ours = {*rank_environ(Place()), *frameworks.thread_variables(1), "MASTER_ADDR", "MASTER_PORT"}
-    return name in ours or name == "CUDA_VISIBLE_DEVICES" or name.startswith("RAY_") or (value or "").startswith("ray.util.rpdb.")
+    return (
+        name in ours
+        or name == "CUDA_VISIBLE_DEVICES"
+        or name.startswith("RAY_")
+        or (value or "").startswith("ray.util.rpdb.")
+    )
 
 
 def _named(one: Any) -> Filter:
