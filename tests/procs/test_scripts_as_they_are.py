@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from paceline import BackendConfig, Trainer
+from paceline import BackendConfig, LocalEngine, Trainer
 from paceline.errors import TrainerStateError
 
 SCRIPT = """
@@ -117,6 +117,48 @@ def test_edited_module_is_what_the_next_run_uses(warm, monkeypatch, tmp_path, ca
     [(second, other_pid)] = warm.run(value)
     assert second == 22
     assert other_pid != pid
+
+
+def test_edited_module_of_the_nursery(monkeypatch, tmp_path):
+    module = tmp_path / "module_that_is_preloaded.py"
+    module.write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def value():
+        import sys
+
+        was_there = "module_that_is_preloaded" in sys.modules
+        import module_that_is_preloaded
+
+        return was_there, module_that_is_preloaded.VALUE
+
+    engine = LocalEngine(preload=["module_that_is_preloaded"])
+    with Trainer(backend=BackendConfig(), num_workers=1, engine=engine, logdir="scripts_preload") as trainer:
+        assert trainer.run(value) == [(True, 1)]
+        module.write_text("VALUE = 22")
+        assert trainer.run(value) == [(False, 22)]
+
+
+def test_workers_that_hold_an_object_stay_and_it_is_said(monkeypatch, tmp_path, caplog):
+    module = tmp_path / "module_of_an_object.py"
+    module.write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Holder:
+        def __init__(self):
+            import module_of_an_object
+
+            self.value = module_of_an_object.VALUE
+
+    trainer = Trainer(backend=BackendConfig(), num_workers=1, logdir="scripts_holder")
+    trainer.start(Holder)
+    pids = trainer.execute(lambda holder: os.getpid())
+    module.write_text("VALUE = 22")
+    assert trainer.run(os.getpid) == pids
+    assert trainer.execute(lambda holder: holder.value) == [1]
+    assert "module_of_an_object.py was edited" in caplog.text
+    assert "Holder lives in them" in caplog.text
+    trainer.shutdown()
 
 
 def test_nobody_types_in_a_worker(warm):

@@ -221,9 +221,7 @@ def with_method(name, method):
     ],
 )
 def test_signature_that_cannot_work_is_refused(name, method):
-    with pytest.raises(
-        ArgumentTypeError, match=rf"callbacks\[0\]: Mine.{name}.* Write it as `def {name}\(self, .*info"
-    ):
+    with pytest.raises(ArgumentTypeError, match=rf"\[0\]: Mine.{name}.* Write it as `def {name}\(self, .*info"):
         CallbackList([with_method(name, method)])
 
 

@@ -40,6 +40,10 @@ def test_levels_and_formats_are_carried_and_given_back(logger, capsys):
     assert capsys.readouterr().out == "INFO|shown\n"
     log_setup.adopt(setup, setup)
     assert len(logger.handlers) == 1, "adopting again does not double it"
+    logger.addHandler(logging.StreamHandler())
+    log_setup.adopt(setup, setup)
+    assert len(logger.handlers) == 1, "nor where a package has added one by itself"
+    logger.handlers.clear()
     log_setup.adopt({}, setup)
     assert (logger.level, logger.handlers) == (logging.NOTSET, [])
 

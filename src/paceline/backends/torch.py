@@ -80,7 +80,7 @@ def _open_store(wire: Wire, timeout_s: float) -> tuple[str, int]:
 def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float) -> None:
     import torch
     import torch.distributed as dist
-    import torch.distributed.nn.functional  # first: imported later, its default arguments would keep this group for good
+    import torch.distributed.nn.functional  # imported after joining, its default arguments would keep the group
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if dist.is_initialized():  # inline: this process is part of a group, ours or one that the user made

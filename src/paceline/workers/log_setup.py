@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from paceline.workers import parcel
@@ -37,8 +38,9 @@ _NEW: Mapping[bool, LoggerSetup] = {True: LoggerSetup(logging.WARNING), False: L
 
 def loggers() -> Loggers:
     """Of this process."""
-    known = {"": logging.root, **logging.root.manager.loggerDict}
-    setups = {name: _setup(name, one) for name, one in list(known.items()) if isinstance(one, logging.Logger)}
+    known = list(logging.root.manager.loggerDict.items())
+    touched = [(name, one) for name, one in known if isinstance(one, logging.Logger) and (one.level or one.handlers)]
+    setups = {name: _setup(name, one) for name, one in [("", logging.root), *touched]}
     return {name: setup for name, setup in setups.items() if setup != _NEW[name == ""]}
 
 
@@ -48,8 +50,9 @@ def adopt(new: Loggers, former: Loggers) -> None:
         logger, setup = logging.getLogger(name), new.get(name, _NEW[name == ""])
         logger.setLevel(setup.level)
         logger.handlers[:] = [one for one in logger.handlers if not isinstance(one, _Adopted)]
-        for console in setup.consoles:
-            logger.addHandler(_Adopted.of(console))
+        if not any(map(_console, logger.handlers)):  # else somebody here has already seen to it
+            for console in setup.consoles:
+                logger.addHandler(_Adopted.of(console))
 
 
 def _setup(name: str, logger: logging.Logger) -> LoggerSetup:
@@ -68,7 +71,9 @@ def _console(handler: logging.Handler) -> Console | None:
     return None
 
 
+@lru_cache(maxsize=64)
 def _packed(formatter: logging.Formatter | None) -> bytes | None:
+    """Once for each, since it is asked for with every call."""
     with contextlib.suppress(Exception):
         return parcel.dumps(formatter)
     return None

@@ -9,6 +9,7 @@ logging, warnings, a framework's settings. It goes with every call; what has cha
 import contextlib
 import io
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -73,11 +74,12 @@ class _Opening:
     surroundings: Surroundings
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.surroundings,)
+        return _arrive, (pickle.dumps(self.surroundings),)  # nothing in it that has to travel by value
 
 
-def _arrive(new: Surroundings) -> Surroundings:
+def _arrive(packed: bytes) -> Surroundings:
     """In a worker: be where the driver is, as far as that exists here."""
+    new: Surroundings = pickle.loads(packed)
     former = _adopted
     main_module.become_main(new.main_file)
     if former is None:
