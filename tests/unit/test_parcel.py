@@ -90,7 +90,7 @@ def test_what_cannot_travel_is_named_with_the_way_to_it():
     with pytest.raises(ArgumentTypeError, match=r"train_func → closure variable 'helper' → closure variable 'lock' is"):
         _ = Call(lambda wire, task: None, (request,), label="train_func 'train'").packed
     with pytest.raises(ArgumentTypeError, match=r"config → \['a'\] → \['lock'\] is of type lock \(TypeError: cannot"):
-        _ = Call(lambda wire, task: None, (RunRequest(train_func=print, config={"a": {"lock": lock}}),)).packed
+        _ = Call(lambda wire, task: None, (RunRequest(train_func=max, config={"a": {"lock": lock}}),)).packed
     with pytest.raises(ArgumentTypeError, match=r"fn → the function in the partial → global variable 'held' is of"):
         _ = Call(lambda wire, fn: None, (partial(of_main("def f(x): return held", held=lock)["f"], 1),)).packed
 
@@ -99,8 +99,8 @@ def test_what_cannot_travel_is_named_with_the_way_to_it():
     ("value", "way"),
     [
         (SimpleNamespace(inner=(1, threading.Lock())), "it → .inner → [1]"),
-        (partial(print, threading.Lock()), "it → argument 0"),
-        (partial(print, end=threading.Lock()), "it → argument 'end'"),
+        (partial(max, threading.Lock()), "it → argument 0"),
+        (partial(max, key=threading.Lock()), "it → argument 'key'"),
         ({threading.Lock()}, "it → an element"),
         (of_main("class Net:\n  lock = held", held=threading.Lock())["Net"], "it → attribute 'lock'"),
         (of_main("class Net:\n  def run(self, x=held): pass", held=threading.Lock())["Net"]().run, None),

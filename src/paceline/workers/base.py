@@ -92,7 +92,8 @@ class Preload:
 
 @dataclass(frozen=True)
 class Sent:
-    """Something the user's function sent through the session: a report, a part of a checkpoint, a note."""
+    """Something the user's function sent through the session: a report, a part of a checkpoint, a note. Or from the
+    worker itself, at the end of a call: files of the user's that it has "imported"."""
 
     rank: int
     kind: str
