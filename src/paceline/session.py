@@ -196,8 +196,7 @@ def train(wire: Wire, task: Task) -> tuple[Any, bool]:
     """Run the user's function in a session: what the driver submits to every rank. Returns its value and whether the
     process group is still fit for another run."""
     with open_session(wire, task) as session:
-        request = task.request
-        value = _value_of(request.train_func, *([request.config] if request.takes_config else []))
+        value = _value_of(task.request.call)
         session.close()
     return value, task.backend.intact()
 

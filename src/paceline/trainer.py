@@ -1,5 +1,6 @@
 """Trainer: call a training function on many workers."""
 
+import argparse
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import registry
 from paceline.arguments import (
@@ -39,6 +40,9 @@ from paceline.runs import RunFolder, RunRequest, checkpoint_root, load_call, loa
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
+
+if TYPE_CHECKING:
+    from paceline.worker_table import WorkerTable
 
 
 class Trainer:
@@ -130,7 +134,7 @@ class Trainer:
     def run(
         self,
         train_func: Callable[..., Any],
-        config: dict[str, Any] | None = None,
+        config: Mapping[str, Any] | argparse.Namespace | None = None,
         callbacks: Sequence[Callback] | None = None,
         dataset: Any = None,
         checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
@@ -140,7 +144,8 @@ class Trainer:
 
         Args:
             train_func: takes nothing, or the config.
-            config: given to the function; each worker has a copy.
+            config: given to the function; each worker has a copy. A dict, or an argparse.Namespace, which the function
+                gets as one; OmegaConf's DictConfig it gets as a dict, resolved.
             callbacks: told about the run in this process; see `Callback`.
             dataset: a Ray dataset, or several by name: each rank gets its part from `get_data_shard()`.
             checkpoint: what `load_checkpoint()` returns at the start: a dict, or the path or URL of a checkpoint.
@@ -319,13 +324,19 @@ class Trainer:
         """A table of the workers, their devices and what they use."""
         from rich.console import Console
 
-        from paceline.worker_table import worker_table
-
         console = Console(file=io.StringIO(), width=100)
-        group = self._crew.group
-        console.print(worker_table(self.engine, self.backend, self._crew.world_size, self.resources, group))
+        console.print(self._table())
         text = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in text.splitlines())
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        return self._table().html()
+
+    def _table(self) -> "WorkerTable":
+        from paceline.worker_table import WorkerTable
+
+        return WorkerTable(self.engine, self.backend, self._crew.world_size, self.resources, self._crew.group)
 
     def __repr__(self) -> str:
         return f"Trainer(backend={self.backend.name!r}, num_workers={self.num_workers}, logdir={str(self.logdir)!r})"

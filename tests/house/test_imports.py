@@ -21,7 +21,7 @@ FLOORS = [
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"workers"},
-    {"json_text", "regular_files"},
+    {"html_table", "json_text", "regular_files"},
     {"frameworks"},
     {"errors", "registry"},
 ]

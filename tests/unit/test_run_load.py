@@ -318,3 +318,13 @@ def test_place_of_the_checkpoints_does_not_answer(folder: RunFolder, monkeypatch
     monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
     with pytest.raises(CheckpointError, match="cannot be listed: memory://silent/exp/run_001 is silent"):
         _ = load_run(folder.path).checkpoints
+
+
+def test_a_run_shows_as_a_table_in_a_notebook(folder: RunFolder) -> None:
+    folder.record_step(1, 1, [{"note": "<script>alert(1)</script>"}])
+    folder.set_state("FAILED", reason="1 < 2 & more")
+    html = load_run(folder.path)._repr_html_()
+    assert html.startswith("<table>")
+    assert "1 &lt; 2 &amp; more" in html
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html

@@ -4,7 +4,9 @@ import gc
 import os
 import re
 import socket
-from collections.abc import Iterator
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +32,7 @@ class TorchConfig(BackendConfig):
 
     name: ClassVar[str] = "torch"
     package: ClassVar[str | None] = "torch"
+    transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "nccl", "ucc", "xccl")
     preload: ClassVar[Preload] = Preload(
         to_join=("torch", "torch.distributed", __name__),
         to_train=(
@@ -98,11 +101,14 @@ def _listen_at(address: str) -> socket.socket:
 def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float) -> None:
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional  # imported after joining, its default arguments would keep the group
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if dist.is_initialized():  # inline: this process is part of a group, ours or one that the user made
+        wire.shared.pop("torch_store", None)
         return
     wire.leaving.callback(_leave_group, wire.shared)  # first, so that it also undoes a join that fails half-way
+    wire.leaving.callback(_restore, dict(os.environ), sys.excepthook, torch.get_num_threads())
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
     if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -113,7 +119,13 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
     if store is None:
         with _short_lookups():
             store = TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
-    dist.init_process_group(backend, store=store, rank=place.world_rank, world_size=place.world_size, timeout=timeout)
+    options: dict[str, Any] = {"rank": place.world_rank, "world_size": place.world_size, "timeout": timeout}
+    try:
+        dist.init_process_group(backend, store=store, **options)
+    except BaseException as error:
+        store = None
+        traceback.clear_frames(error.__traceback__)  # they hold the store, and that its port
+        raise
     # The second reference keeps the group's threads alive when a script destroys it before its DDP model: freeing both
     # at once can hang. While it is there, nobody who waits for this rank in a collective learns that it has left.
     wire.shared["torch_group"] = dist.group.WORLD
@@ -141,9 +153,21 @@ def _leave_group(shared: dict[str, Any]) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     shared.pop("torch_group", None)
+    shared.pop("torch_store", None)
     _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
+
+
+def _restore(environ: Mapping[str, str], excepthook: Any, num_threads: int) -> None:
+    """What the process had before it joined. Inline, that process is the user's own."""
+    import torch
+
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
+        if name in environ:
+            os.environ[name] = environ[name]
+    if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):  # it has put one around the former
+        sys.excepthook = excepthook
+    torch.set_num_threads(num_threads)
 
 
 def _tolerate_second_init() -> None:

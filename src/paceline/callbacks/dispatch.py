@@ -1,5 +1,6 @@
 """Calls a run's callbacks in order, and keeps what Callback's docstring promises about errors."""
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REQUIRED = ("start_training", "handle_result", "finish_training")
+
+_CALLS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "start_training": ((), ("logdir", "config", "run_id", "num_workers", "world_size", "is_resumed")),
+    "handle_result": (("results",), ()),
+    "handle_checkpoint": (("checkpoint",), ()),
+    "handle_restart": (("attempt", "reason"), ("cause",)),
+    "handle_resize": (("world_size",), ("former", "reason")),
+    "finish_training": ((), ("error", "exception", "status")),
+}
+"""What each method is called with: by position, and by name."""
 
 
 class CallbackList:
@@ -148,6 +159,31 @@ def _check_one(position: int, callback: object) -> None:
             f"callbacks[{position}] is of type {_type_name(callback)}, expected a Callback. "
             f"Derive its class from paceline.Callback, or give it the missing {', '.join(missing)}."
         )
+    for name in _CALLS:
+        _check_signature(position, callback, name)
+
+
+def _check_signature(position: int, callback: object, name: str) -> None:
+    """That it can be called as it will be, perhaps hours from now."""
+    method = getattr(callback, name, None)
+    if method is None:
+        return
+    given, named = _CALLS[name]
+    what = f"callbacks[{position}]: {_type_name(callback)}.{name}"
+    if inspect.iscoroutinefunction(method):
+        raise ArgumentTypeError(f"{what} is a coroutine function, which nobody would await. Make it a plain `def`.")
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # of a builtin that does not tell
+        return
+    try:
+        signature.bind(*given, **dict.fromkeys(named))
+    except TypeError as error:
+        parameters = inspect.signature(getattr(Callback, name)).parameters.values()
+        wanted = ", ".join(f"**{one.name}" if one.kind is one.VAR_KEYWORD else one.name for one in parameters)
+        raise ArgumentTypeError(
+            f"{what}{signature} cannot be called as it will be ({error}). Write it as `def {name}({wanted})`."
+        ) from None
 
 
 def _is_callback(value: object) -> bool:

@@ -206,6 +206,7 @@ class Controller:
     def _begin(self) -> Attempt:
         self._signals.check(1)  # there is nothing to save yet
         with self._signals.raising(1):
+            self._crew.renew_if_edited()
             group = self._crew.ensure()
         self._signals.watch()  # again: connecting to Ray installs a handler too
         start, landmarks = self.recorder.begin([info.pid for info in group.infos], self._reason)
@@ -265,6 +266,8 @@ class Controller:
             case Sent(rank, "report", report):
                 attempt.progress[rank] = self._round_at
                 recorder.take_report(rank, report)
+            case Sent(_, "imported", files):
+                self._crew.learn_imports(files)
             case Sent(rank, kind, value):
                 attempt.progress[rank] = self._round_at
                 self._look_for_commit(attempt, partial(recorder.take, rank, kind, value))

@@ -11,6 +11,7 @@ import hmac
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,11 @@ from paceline.errors import RunNotResumableError
 from paceline.regular_files import read_regular
 from paceline.runs.durable import write_atomic
 from paceline.runs.request import RunRequest
-from paceline.workers import parcel
+from paceline.workers import contents, parcel
 
 CALL_FILE = "call.pkl"
+LARGE_BYTES = 10 << 20
+"""Above this, a function says what it carries with it."""
 _SEAL_BYTES = hashlib.sha256().digest_size
 _MOST_BYTES = 4 * 2**30
 
@@ -35,10 +38,23 @@ def keep_call(run_dir: Path, request: RunRequest) -> None:
         # when no other one is given.
         rest = replace(request, train_func=_forgotten, dataset=None)
         parts = [os.path.abspath(entry) for entry in sys.path], rest, request.train_func
-        payload = parcel.dumps([parcel.dumps(part) for part in parts])
+        packed = [parcel.dumps(part) for part in parts]
     except Exception:
         return
+    if len(packed[-1]) > LARGE_BYTES:
+        _warn_of_size(request.train_func)
+    payload = parcel.dumps(packed)
     write_atomic(run_dir / CALL_FILE, _seal(payload) + payload, durable=False)
+
+
+def _warn_of_size(train_func: Callable[..., Any]) -> None:
+    """By `warnings`, which say it once."""
+    way, num_bytes = contents.largest(train_func, "train_func")
+    warnings.warn(
+        f"{way} takes {num_bytes / 2**20:.0f} MB. It is sent to every worker, and kept in the folder of every run: "
+        "load or make it inside the function instead.",
+        stacklevel=2,
+    )
 
 
 def _forgotten() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ArgumentError, CheckpointError, RunDamagedError, RunNotFoundError
+from paceline.html_table import html_table
 from paceline.regular_files import is_inside
 from paceline.runs.durable import read_file, read_json, read_json_lines
 from paceline.runs.kept_call import is_sealed
@@ -206,6 +207,10 @@ class Run:
     def __str__(self) -> str:
         return describe_run(self)
 
+    def _repr_html_(self) -> str:
+        """The same as a table, in a notebook."""
+        return html_table(_rows(self))
+
     def _read_lines(self, name: str) -> list[dict[str, Any]]:
         """The file's objects, parsed anew only if it has grown."""
         path = self.path / name
@@ -222,6 +227,12 @@ class Run:
 
 def describe_run(run: Run) -> str:
     """A few lines for a terminal: what it is, how it ended, how far it came."""
+    rows = _rows(run)
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _rows(run: Run) -> list[tuple[str, str]]:
     status = run.status
     lines = run._read_lines("metrics.jsonl")
     rows = [("run", run.name), ("path", str(run.path)), ("state", status.state.value)]
@@ -233,8 +244,7 @@ def describe_run(run: Run) -> str:
         end = status.ended if status.state.is_final else run.clock()
         rows.append(("duration", f"{(end or status.started) - status.started:.1f} s"))
     rows += [(f"last {key}", _short(value)) for key, value in _last_metrics(lines).items()]
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+    return rows
 
 
 def _last_metrics(lines: list[dict[str, Any]]) -> Mapping[str, Any]:

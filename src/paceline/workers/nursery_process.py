@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import frameworks
+from paceline.workers.edits import user_files
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MESSAGE_BYTES = 1 << 16
@@ -87,6 +88,7 @@ def _import(control: socket.socket, preload: list[str]) -> None:
         _tell(control, 0, module)
         with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a worker, with a traceback
             importlib.import_module(module)
+    user_files.remember()
     frameworks.every()  # or each worker would import what we know of them for itself
     gc.freeze()  # keep the imported pages shared with every worker
     _tell(control, 0, None)

@@ -24,6 +24,7 @@ from typing import Any
 from paceline.frameworks import generators
 from paceline.workers import parcel
 from paceline.workers.base import Place
+from paceline.workers.edits import user_files
 from paceline.workers.framing import recv_message, send_message, write_frame
 from paceline.workers.garbage import Garbage
 from paceline.workers.nursery_process import adopt_orphans
@@ -152,6 +153,7 @@ def _settle(spec: dict[str, Any]) -> None:
     sys.argv[:] = spec["argv"]
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
+    user_files.forget_edited()
     generators.reseed()
     redirect_output(spec["log_path"])
     stacks = os.open(spec["stacks_path"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
