@@ -25,8 +25,7 @@ from paceline.control.iterator import RunIterator
 from paceline.runs import Run, RunRequest, checkpoint_root
 from paceline.search.handover import Watch, claim
 from paceline.trainer import Trainer
-from paceline.workers import parcel
-from paceline.workers.base import Call
+from paceline.workers import contents, parcel
 from paceline.workers.ray import RayEngine
 from paceline.workers.ray_slots import bundle_of
 
@@ -49,7 +48,8 @@ def make_trainable(trainer: Trainer, request: RunRequest, all_ranks: bool) -> ty
     shared = replace(request, train_func=_in_its_place, trainer=arguments, in_step=True, abandoned=ENDED)
     recipe = Recipe(arguments, shared, all_ranks, os.getcwd())
     label = f"train_func {name!r}, or an argument of its Trainer,"
-    packed = Call(request.train_func, (recipe,), label=label).packed
+    with contents.explained(lambda: {"train_func": request.train_func, "the Trainer's arguments": recipe}, label):
+        packed = parcel.dumps((request.train_func, recipe))
     return type(name, (Trial,), {"packed": packed, "sys_path": list(sys.path), "resources": resources})
 
 
@@ -90,7 +90,7 @@ class Trial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         sys.path += [entry for entry in self.sys_path if entry not in sys.path]
-        self._fn, [self._recipe] = parcel.loads(self.packed)
+        self._fn, self._recipe = parcel.loads(self.packed)
         self._trainer = Trainer(**self._recipe.arguments)
         self._busy = threading.RLock()
         self._life: Life | None = None

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from paceline.errors import ArgumentTypeError
 from paceline.workers import contents, surroundings
 from paceline.workers.place import Place, place_from_environ, rank_environ
 
@@ -167,16 +166,12 @@ class Call:
 
     @cached_property
     def packed(self) -> bytes:
-        try:
+        with contents.explained(self._named, self.label):
             return surroundings.pack_call(self.fn, self.args)
-        except Exception as error:
-            names = [*inspect.signature(self.fn).parameters][1:]
-            way, part = contents.culprit({"the function": self.fn, **dict(zip(names, self.args, strict=False))})
-            raise ArgumentTypeError(
-                f"{self.label} cannot be pickled for the trip to the workers: {way} is of type "
-                f"{type(part).__qualname__} ({type(error).__name__}: {error}). Create what cannot travel, such as an "
-                "open file, a lock, a connection or a generator, inside the function instead."
-            ) from error
+
+    def _named(self) -> dict[str, Any]:
+        names = [*inspect.signature(self.fn).parameters][1:]
+        return {"the function": self.fn, **dict(zip(names, self.args, strict=False))}
 
 
 class Wire(Protocol):

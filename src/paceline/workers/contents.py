@@ -4,12 +4,28 @@ is large. For errors and warnings: it packs the parts one by one, which takes it
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from paceline.errors import ArgumentTypeError
 from paceline.workers import parcel
 
 _MAX_DEPTH = 20
+
+
+@contextmanager
+def explained(named: Callable[[], Mapping[str, Any]], label: str) -> Iterator[None]:
+    """Around the packing of these values. ArgumentTypeError says what it was that could not be packed."""
+    try:
+        yield
+    except Exception as error:
+        way, part = culprit(named())
+        raise ArgumentTypeError(
+            f"{label} cannot be pickled for the trip to the workers: {way} is of type {type(part).__qualname__} "
+            f"({type(error).__name__}: {error}). Create what cannot travel, such as an open file, a lock, a connection "
+            "or a generator, inside the function instead."
+        ) from error
 
 
 def culprit(named: Mapping[str, Any]) -> tuple[str, Any]:
