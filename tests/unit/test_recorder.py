@@ -1,5 +1,6 @@
 """The recorder fed by hand: what counts when, in whatever order things come; and a script that records itself."""
 
+import os
 import threading
 
 import pytest
@@ -20,9 +21,9 @@ from paceline.runs import RunFolder, RunRequest, checkpoint_root
 class Run:
     """A recorder of two ranks, and their hands."""
 
-    def __init__(self, logdir, callbacks=()):
+    def __init__(self, logdir, callbacks=(), strategy=None):
         self.now = 0.0
-        request = RunRequest(train_func=print)
+        request = RunRequest(train_func=print, checkpoint_strategy=strategy or CheckpointStrategy())
         folder = RunFolder.create(logdir)
         self.recorder = Recorder(
             request,
@@ -233,3 +234,60 @@ def test_rank_0_of_several_gets_its_own_back(monkeypatch):
         assert nowhere is None
         paceline.report(x=1)
         paceline.save_checkpoint(per_rank={"mine": 2})
+
+
+class Reader(SGDCallback):
+    """Reads each checkpoint that it is told about; raises at one of them."""
+
+    def __init__(self, raises_at=None):
+        self.seen, self.raises_at = [], raises_at
+
+    def handle_checkpoint(self, checkpoint, **info):
+        self.seen.append(paceline.read_checkpoint(checkpoint.path)["step"])
+        if checkpoint.id == self.raises_at:
+            raise ValueError("the reader is full")
+
+
+def save_three_at_once(run):
+    run.report(0, times=3)
+    for id in (1, 2, 3):
+        run.save(0, id, own=False)
+    run.recorder.end(1)
+    run.recorder.tick()
+
+
+def test_callbacks_can_read_each_of_several_checkpoints_before_old_ones_are_deleted(tmp_path):
+    reader = Reader()
+    run = Run(tmp_path / "runs", [reader], CheckpointStrategy(num_to_keep=1))
+    save_three_at_once(run)
+    assert reader.seen == [3, 3, 3]
+    assert [info.id for info in run.store.list()] == [3]
+    run.recorder.close("STOPPED", None, None)
+
+
+def test_callback_raises_at_the_first_of_several_checkpoints(tmp_path):
+    reader = Reader(raises_at=1)
+    run = Run(tmp_path / "runs", [reader], CheckpointStrategy(num_to_keep=1))
+    with pytest.raises(ValueError, match="the reader is full"):
+        save_three_at_once(run)
+    assert reader.seen == [3, 3, 3]
+    assert [event["id"] for event in run.events("checkpoint")] == [1, 2, 3]
+    assert [info.id for info in run.store.list()] == [3]
+    run.recorder.close("STOPPED", None, None)
+
+
+def test_callback_raises_when_the_last_checkpoint_is_committed_at_the_end(tmp_path):
+    run = Run(tmp_path / "runs", [Reader(raises_at=1)])
+    run.report(0)
+    run.report(1)
+    run.save(0, 1, own=False)
+    run.report(0)
+    run.store.put(2, snapshot({}).files())
+    run.recorder.take(0, "saving", 2)
+    with pytest.raises(ValueError, match="the reader is full"):
+        run.recorder.settle()
+    assert [name for name in os.listdir(run.store.root) if name.endswith(".draft")] == []
+    run.recorder.folder.flush()
+    steps = paceline.load_run(run.recorder.folder.path).metrics.step
+    assert list(steps) == [1, 1, 2], "and what no other rank has matched is kept"
+    run.recorder.close("STOPPED", None, None)
