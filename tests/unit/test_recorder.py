@@ -29,7 +29,7 @@ class Run:
             request,
             folder,
             CallbackList(callbacks),
-            checkpoint_root(CheckpointStrategy(), folder),
+            checkpoint_root(request, folder),
             clock=lambda: self.now,
         )
         self.steps = []

@@ -48,7 +48,7 @@ def record_run(
             yield None
         return
     folder = RunFolder.create(resolve_logdir(logdir))
-    root = checkpoint_root(request.checkpoint_strategy, folder)
+    root = checkpoint_root(request, folder)
     function = {"name": Path(sys.argv[0]).name or "python", "file": os.path.abspath(sys.argv[0])}
     folder.write_request({"engine": "none", "checkpoint_root": root, **request.for_folder(), "function": function})
     recorder = Recorder(request, folder, CallbackList(callbacks), root)
