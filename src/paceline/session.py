@@ -272,7 +272,8 @@ def load_checkpoint() -> Checkpoint | None:
 
     It is what this rank has saved last (rank 0's state, on every rank that calls `save_checkpoint` too, and this rank's
     own part); before that, what the run is resumed from after a failure; before that, the checkpoint given to `run`.
-    When the number of workers has changed since, no part is this rank's: `all_ranks` has those of all former ranks.
+    When the number of workers has changed since, no part is this rank's: `all_ranks` has those of all former ranks. Its
+    `directory` is there for as long as the function runs.
     """
     if _current is None:
         _notice("load_checkpoint")

@@ -132,6 +132,9 @@ def test_draft_is_loaded_as_long_as_a_rank_is_missing(driver, folder):
     committed = loaded(savers[0])
     assert (committed, committed.per_rank) == ({"step": 1}, {"rank": 0})
     assert (committed.directory / "notes.txt").read_text() == "kept"
+    savers[0].abandon()  # the function has ended; its process has not, and may end without any exit handler
+    assert [name for name in os.listdir(driver.saved.root) if name.startswith(".paceline-staging")] == []
+    assert (committed.directory / "notes.txt").read_text() == "kept"
 
 
 def test_draft_is_committed_while_it_is_being_loaded(driver):
