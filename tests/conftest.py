@@ -1,11 +1,12 @@
 """Fixtures for every test, and a guard: a test that leaves a process, a thread, a variable or a file behind fails."""
 
+import contextlib
+import glob
 import os
 import pickle
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -41,6 +42,7 @@ def results_dir(tmp_path_factory):
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
         patch.setenv("RAY_worker_niceness", "0")  # beside the tests of another process, Ray's workers would starve
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes longer than Ray would wait
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         # Some tests start Ray in this process; those that follow and do not name an engine mean this machine.
         patch.setattr("paceline.workers.ray_is_in_use", lambda: False)
@@ -49,23 +51,24 @@ def results_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """One Ray for the whole test run, with more CPUs than there are, since nobody here needs a whole one."""
+    """One Ray for the whole test run, with more CPUs than there are, since nobody here needs a whole one. Workers that
+    stay take none of them, so that a test can count what it takes itself."""
     import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(num_cpus=8, resources={"stays": 5}, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield ray
     ray.shutdown()
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
+@pytest.fixture(scope="session", params=["local", "ray"])
 def warm(request, lasts):
-    """One group of two torch workers on each engine, for all tests of a module that can share it."""
-    engine = request.param
+    """One group of two torch workers on each engine, for all tests that can share it."""
+    engine, arguments = request.param, {}
     if engine == "ray":
         request.getfixturevalue("ray_cluster")
-        engine = RayEngine(spare_workers=1)
+        engine, arguments = RayEngine(spare_workers=1), {"cpus_per_worker": 0, "resources_per_worker": {"stays": 1}}
     with (
-        Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine) as trainer,
+        Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine, **arguments) as trainer,
         lasts(trainer),
     ):
         yield trainer
@@ -73,18 +76,24 @@ def warm(request, lasts):
 
 @pytest.fixture(scope="session")
 def lasts():
-    """Makes a block in which the workers of a Trainer may outlive a test: for fixtures that are called `warm`."""
+    """Makes a block in which the workers of a Trainer, or of a group, may outlive a test: for fixtures that are called
+    `warm`, or are made before it."""
 
-    @contextmanager
-    def lasts(trainer):
-        _long_lived.append(trainer)
+    @contextlib.contextmanager
+    def lasts(one):
+        _long_lived.append(one)
         yield
-        _long_lived.remove(trainer)
+        _long_lived.remove(one)
 
     return lasts
 
 
 _long_lived = []
+
+
+def _lasting_groups():
+    groups = (one._crew.group if isinstance(one, Trainer) else one for one in _long_lived)
+    return [group for group in groups if group]
 
 
 @pytest.fixture
@@ -112,6 +121,37 @@ def _sent(value):
     return pickle.loads(pickle.dumps(value))
 
 
+@pytest.fixture(scope="session")
+def wait_until():
+    """Waits for a condition, so long that only a machine that has stopped is too slow; fails when it does not come."""
+
+    def wait_until(condition, what="what was waited for", within_s=60):
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come within {within_s} s"
+            time.sleep(0.01)
+
+    return wait_until
+
+
+@pytest.fixture(scope="session")
+def wait_for_end(wait_until):
+    """Waits until all of some processes, given by their pids, have ended, whether or not somebody has reaped them."""
+
+    def wait_for_end(pids):
+        wait_until(lambda: not any(map(_is_alive, pids)), f"the end of {pids}")
+
+    return wait_for_end
+
+
+def _is_alive(pid):
+    """In one look: a process may end between two."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(request):
     if _needs_ray(request.node):  # what outlives the test is no leak of it
@@ -120,7 +160,7 @@ def no_leaks(request):
         request.getfixturevalue("warm")
     before = _world()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (left := _leaks(before, _world())) and time.monotonic() < deadline:
         time.sleep(0.05)  # processes and threads that are on their way out
     assert not left, f"the test left behind: {left}"
@@ -128,34 +168,48 @@ def no_leaks(request):
 
 def _world():
     expected = {one.pid for one in nursery._shared.values()}
-    expected |= {info.pid for trainer in _long_lived if trainer._crew.group for info in trainer._crew.group.infos}
-    children = (_described(process) for process in psutil.Process().children(recursive=True))
-    processes = {text for pid, text in filter(None, children) if pid not in expected}
+    expected |= {info.pid for group in _lasting_groups() for info in group.infos}
+    pid = os.getpid()
+    every = _descendants(pid) if _IS_LISTED else (one.pid for one in psutil.Process(pid).children(recursive=True))
+    descendants = set(every) - expected
     return {
-        "processes": processes,
+        "processes": set(filter(None, map(_described, descendants))),
         "threads": {thread.name for thread in threading.enumerate()},
         "environment": {item for item in os.environ.items() if not item[0].startswith(("PYTEST_", "TORCHINDUCTOR_"))},
         "files": set(os.listdir(Path(__file__).parent.parent)) | _scratch(),
     }
 
 
-def _described(process):
-    """The pid and what it runs; None for one that has ended, or is Ray's.
+_IS_LISTED = bool(glob.glob("/proc/self/task/*/children"))
+
+
+def _descendants(pid):
+    """From the kernel's own lists: psutil would look at every process of the machine, twice for each test."""
+    for task in glob.glob(f"/proc/{pid}/task/*/children"):
+        for child in _content(task).split():
+            yield int(child)
+            yield from _descendants(child)
+
+
+def _described(pid):
+    """What it runs; None for one that has ended, or is Ray's.
 
     A cluster starts and ends processes as it likes; what we take from it is checked by its free resources.
     """
-    try:
-        command = process.cmdline()[:4]
-        is_rays = "ray" in process.name() or any("ray" in word for word in command)
-        text = f"{process.pid} {' '.join(command)}"
-        return None if is_rays or process.status() == psutil.STATUS_ZOMBIE else (process.pid, text)
-    except psutil.NoSuchProcess:
-        return None
+    command = _content(f"/proc/{pid}/cmdline").split("\0")[:4]
+    is_rays = any("ray" in word for word in command)
+    return None if is_rays or not any(command) else f"{pid} {' '.join(command)}"
+
+
+def _content(path):
+    """Of a file of a process, which is empty when the process has ended, reaped or not."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(path).read_text(errors="replace")
+    return ""
 
 
 def _scratch():
-    groups = [trainer._crew.group for trainer in _long_lived]
-    kept = {group._scratch.name for group in groups if group and getattr(group, "_scratch", None)}
+    kept = {group._scratch.name for group in _lasting_groups() if getattr(group, "_scratch", None)}
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("paceline_")} - kept
 
 

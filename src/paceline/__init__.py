@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import BackendConfig
     from paceline.backends.torch import TorchConfig
     from paceline.callbacks import (
+        Callback,
         CSVLoggerCallback,
         JsonLoggerCallback,
         MLflowLoggerCallback,
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
     )
     from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStrategy
     from paceline.checkpoints import load as read_checkpoint
-    from paceline.control.iterator import SGDIterator
+    from paceline.control.iterator import RunIterator, SGDIterator
     from paceline.core.record import record_run
     from paceline.errors import PacelineError
     from paceline.prepare import (
         accelerate,
         backward,
         enable_reproducibility,
+        gather_for_metrics,
         get_device,
         prepare_data_loader,
         prepare_model,
         prepare_optimizer,
         rng_state,
         set_rng_state,
+        unwrap_model,
     )
     from paceline.runs import Run, list_runs, load_run
     from paceline.session import (
@@ -59,6 +62,7 @@ _HOMES = {
     "paceline.backends.base": ["BackendConfig"],
     "paceline.backends.torch": ["TorchConfig"],
     "paceline.callbacks": [
+        "Callback",
         "CSVLoggerCallback",
         "JsonLoggerCallback",
         "MLflowLoggerCallback",
@@ -69,19 +73,21 @@ _HOMES = {
         "WandbLoggerCallback",
     ],
     "paceline.checkpoints": ["Checkpoint", "CheckpointInfo", "CheckpointStrategy", "read_checkpoint"],
-    "paceline.control.iterator": ["SGDIterator"],
+    "paceline.control.iterator": ["RunIterator", "SGDIterator"],
     "paceline.core.record": ["record_run"],
     "paceline.errors": ["PacelineError"],
     "paceline.prepare": [
         "accelerate",
         "backward",
         "enable_reproducibility",
+        "gather_for_metrics",
         "get_device",
         "prepare_data_loader",
         "prepare_model",
         "prepare_optimizer",
         "rng_state",
         "set_rng_state",
+        "unwrap_model",
     ],
     "paceline.runs": ["Run", "list_runs", "load_run"],
     "paceline.session": [
@@ -107,6 +113,7 @@ _RENAMED = {"read_checkpoint": "load"}
 __all__ = [
     "BackendConfig",
     "CSVLoggerCallback",
+    "Callback",
     "Checkpoint",
     "CheckpointInfo",
     "CheckpointStrategy",
@@ -118,6 +125,7 @@ __all__ = [
     "ProgressCallback",
     "RayEngine",
     "Run",
+    "RunIterator",
     "SGDCallback",
     "SGDIterator",
     "TBXLoggerCallback",
@@ -128,6 +136,7 @@ __all__ = [
     "accelerate",
     "backward",
     "enable_reproducibility",
+    "gather_for_metrics",
     "get_data_shard",
     "get_device",
     "in_worker",
@@ -147,6 +156,7 @@ __all__ = [
     "save_checkpoint",
     "set_rng_state",
     "should_stop",
+    "unwrap_model",
     "world_rank",
     "world_size",
 ]

@@ -3,7 +3,10 @@
 import inspect
 import math
 import os
+import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from paceline.checkpoints import CheckpointStrategy, read_info
@@ -49,6 +52,7 @@ def request_of(train_func: Callable[..., Any], **options: Any) -> RunRequest:
     return RunRequest(
         train_func=train_func,
         takes_config=takes_config(train_func),
+        is_namespace=isinstance(options.get("config"), Namespace),
         detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
         **checked,
     )
@@ -79,10 +83,30 @@ def takes_config(train_func: Callable[..., Any]) -> bool:
     return bool(positional)
 
 
-def config_of(config: dict[str, Any] | None) -> dict[str, Any]:
+def config_of(config: Any) -> dict[str, Any]:
+    """The config as a dict. OmegaConf's is resolved into plain containers."""
+    if isinstance(config, Namespace):
+        return dict(vars(config))
+    if type(config).__module__.partition(".")[0] == "omegaconf":
+        config = _plain_container(config)
     if config is not None and not isinstance(config, Mapping):
-        raise ArgumentTypeError(f"config is {config!r} of type {type(config).__name__}; expected a dict.")
+        hint = " Give dataclasses.asdict(config)." if is_dataclass(config) else ""
+        raise ArgumentTypeError(
+            f"config is {config!r} of type {type(config).__name__}; expected a dict, an argparse.Namespace or "
+            f"OmegaConf's DictConfig.{hint}"
+        )
     return dict(config or {})
+
+
+def _plain_container(config: Any) -> Any:
+    """Of OmegaConf's, which is imported if there is a config of it."""
+    try:
+        return sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except Exception as error:
+        raise ArgumentError(
+            f"config cannot be resolved ({type(error).__name__}: {error}). Give its missing values, or what its "
+            "interpolations refer to, before you pass it to run()."
+        ) from error
 
 
 def checkpoint_of(checkpoint: dict[str, Any] | str | os.PathLike[str] | None) -> str | dict[str, Any] | None:

@@ -22,6 +22,7 @@ names the rank and carries the worker's traceback. The tree below is for everyth
     │   └── CheckpointWriteError (OSError)     storage refused the checkpoint
     ├── StackDumpError (RuntimeError)          stacks were asked for where there are no workers
     ├── RunNotFoundError (FileNotFoundError)   a path that is not a run folder
+    ├── RunDamagedError                        a file of a run folder cannot be read
     └── RunNotResumableError (RuntimeError)    a run that has ended, or whose call cannot be opened
 
 All of them pickle, so they travel from a worker to the driver unchanged.
@@ -111,6 +112,10 @@ class StackDumpError(PacelineError, RuntimeError):
 
 
 class RunNotFoundError(PacelineError, FileNotFoundError):
+    pass
+
+
+class RunDamagedError(PacelineError):
     pass
 
 

@@ -2,6 +2,7 @@
 
 The functions here work in a worker and outside of one. Outside, nothing is recorded, which is said once, and the ranks
 are those of the launcher that has started the process, or rank 0 of 1: the same training function also runs by hand.
+Only `get_data_shard` needs a run, which has the dataset.
 """
 
 import logging
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,10 @@ from paceline.workers.reports import pack
 logger = logging.getLogger(__name__)
 
 _ALONE = Place()
+
+_STEP_S = 1.0
+"""For so long after a report, further calls of should_stop belong to the same step."""
+_AGREE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,9 @@ class Session:
         self._start = self._last_report = time.perf_counter()
         self._total_s = 0.0
         self._numbering = threading.RLock()
+        self._num_checks, self._has_checked = 0, False
+        """Calls of should_stop, and whether there was one since the last report."""
+        self._stop_at: int | None = None
         self._keepers: dict[str, Keeper] = {}
         self._resumed: Checkpoint | None = None
         self._saver = Saver(
@@ -89,6 +97,7 @@ class Session:
     def report(self, metrics: dict[str, Any]) -> None:
         """Number and send. The values are serialized here: what happens to them afterwards does not matter, and one
         that cannot be sent is an error on the user's own line. Then nothing was reported, and no number is used up."""
+        self._has_checked = False
         with self._numbering:
             now, number, total_s = time.perf_counter(), self._iteration + 1, self._total_s
             elapsed_s = now - self._last_report
@@ -151,7 +160,20 @@ class Session:
         return shard[name]
 
     def should_stop(self) -> bool:
-        return self._wire.stopping
+        """Once the run is asked to end, all ranks agree on the call at which this becomes true: see StopAgreement. Not
+        at the second call of a step, if that can be told: a loop may save at the first."""
+        self._num_checks += 1
+        is_first, self._has_checked = not self._has_checked, True
+        if not self._wire.stopping or not self.is_worker or self.place.world_size == 1:
+            return self._wire.stopping
+        if self._stop_at is None:
+            if not is_first and time.perf_counter() - self._last_report < _STEP_S:
+                return False
+            try:
+                self._stop_at = self._wire.ask("stop", self._num_checks, _AGREE_TIMEOUT_S)
+            except TimeoutError:  # the driver is busy, and there may not be much time
+                self._stop_at = self._num_checks
+        return self._stop_at is not None and self._num_checks >= self._stop_at
 
     def note(self, kind: str, **fields: Any) -> None:
         self._wire.send("note", (kind, fields))
@@ -178,8 +200,7 @@ def train(wire: Wire, task: Task) -> tuple[Any, bool]:
     """Run the user's function in a session: what the driver submits to every rank. Returns its value and whether the
     process group is still fit for another run."""
     with open_session(wire, task) as session:
-        request = task.request
-        value = _value_of(request.train_func, *([request.config] if request.takes_config else []))
+        value = _value_of(task.request.call)
         session.close()
     return value, task.backend.intact()
 
@@ -247,8 +268,9 @@ def save_checkpoint(
 
     The state that is kept is rank 0's. What differs from rank to rank goes into `per_rank={...}`, which every rank gets
     back as `load_checkpoint().per_rank`. The n-th call on all ranks makes one checkpoint: call it equally often on all
-    of them, or on rank 0 alone. The state is copied in memory and written in the background; nobody waits for another
-    rank. It may hold numbers, text, arrays, tensors, and containers of these. Give a directory to keep files:
+    of them, or on rank 0 alone. Report a step before you save it: whoever goes on from a checkpoint reports again what
+    comes after it. The state is copied in memory and written in the background; nobody waits for another rank. It may
+    hold numbers, text, arrays, tensors, and containers of these. Give a directory to keep files:
     `save_checkpoint("my_dir", epoch=3)`; they are found in `load_checkpoint().directory`.
     """
     if directory is not None and not isinstance(directory, str | os.PathLike):
@@ -282,18 +304,26 @@ def load_checkpoint() -> Checkpoint | None:
 
 
 def get_data_shard(name: str | None = None) -> Any:
-    """This rank's part of the dataset that was given to `run`; with a name, of that one among several.
+    """This rank's part of the dataset that was given to `run`; with a name, of that one among several. Outside a run
+    there is none: TrainerStateError.
 
     Of a Ray dataset it is a `ray.data.DataIterator`: loop over `shard.iter_torch_batches(batch_size=64)`, once for each
     epoch. The ranks get equally many rows, and begin each epoch together.
     """
     if _current is None:
-        raise TrainerStateError("get_data_shard() is for training functions: outside of a run there is no dataset.")
+        raise TrainerStateError(
+            "get_data_shard() is for training functions: outside of a run there is no dataset. To run the function in "
+            "this process: Trainer(num_workers=0).run(train_func, dataset=...)."
+        )
     return _current.data_shard(name)
 
 
 def should_stop() -> bool:
-    """Whether the run was asked to end. A long loop looks at it, saves a checkpoint and returns."""
+    """Whether the run was asked to end. A long loop looks at it, saves a checkpoint and returns.
+
+    It becomes true at the same call on all ranks, if all of them call it, equally often: then they leave their loops at
+    the same step.
+    """
     return _current is not None and _current.should_stop()
 
 
@@ -379,6 +409,7 @@ def _detailed(total_s: float) -> dict[str, Any]:
     }
 
 
+@cache
 def _node_ip(hostname: str) -> str:
     try:
         return socket.gethostbyname(hostname)

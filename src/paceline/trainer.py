@@ -1,5 +1,6 @@
 """Trainer: call a training function on many workers."""
 
+import argparse
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import registry
 from paceline.arguments import (
@@ -23,12 +24,12 @@ from paceline.arguments import (
 )
 from paceline.backends import resolve_backend
 from paceline.backends.base import BackendConfig
-from paceline.callbacks import SGDCallback, default_progress
+from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
 from paceline.control.controller import Controller, Limits
 from paceline.control.crew import Crew, Setup
-from paceline.control.iterator import SGDIterator
+from paceline.control.iterator import RunIterator
 from paceline.control.outcome import Budget
 from paceline.control.termination import Signals
 from paceline.data import Source, resolve_dataset
@@ -40,10 +41,14 @@ from paceline.errors import (
     TrainerStateError,
 )
 from paceline.recording.recorder import Recorder
+from paceline.recording.saved import Saved
 from paceline.runs import Run, RunFolder, RunRequest, checkpoint_root, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
+
+if TYPE_CHECKING:
+    from paceline.worker_table import WorkerTable
 
 
 class Trainer:
@@ -102,9 +107,10 @@ class Trainer:
         self.engine = resolve_engine(engine, max_workers=self.size.max)
         self.logdir: Path = resolve_logdir(logdir)
         self._crew = Crew(self.engine, self.backend, self.size, self.resources, max_retries)
-        self._iterator: SGDIterator | None = None
+        self._iterator: RunIterator | None = None
         self._controller: Controller | None = None
         self._recorder: Recorder | None = None
+        self._last_saving: Recorder | None = None
         self._loaded: tuple[str, Checkpoint] | None = None
         self.engine.warm(self.backend.preload)
 
@@ -134,8 +140,8 @@ class Trainer:
     def run(
         self,
         train_func: Callable[..., Any],
-        config: dict[str, Any] | None = None,
-        callbacks: Sequence[SGDCallback] | None = None,
+        config: Mapping[str, Any] | argparse.Namespace | None = None,
+        callbacks: Sequence[Callback] | None = None,
         dataset: Any = None,
         checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
@@ -144,8 +150,9 @@ class Trainer:
 
         Args:
             train_func: takes nothing, or the config.
-            config: given to the function; each worker has a copy.
-            callbacks: told about the run in this process; see `SGDCallback`.
+            config: given to the function; each worker has a copy. A dict, or an argparse.Namespace, which the function
+                gets as one; OmegaConf's DictConfig it gets as a dict, resolved.
+            callbacks: told about the run in this process; see `Callback`.
             dataset: a Ray dataset, or several by name: each rank gets its part from `get_data_shard()`.
             checkpoint: what `load_checkpoint()` returns at the start: a dict, or the path or URL of a checkpoint.
             checkpoint_strategy: which checkpoints are kept, and where.
@@ -155,7 +162,7 @@ class Trainer:
         return _run_to_end(partial(self.run_iterator, **_given(locals())))
 
     @same_arguments_as(run)
-    def run_iterator(self, *args: Any, **kwargs: Any) -> SGDIterator:
+    def run_iterator(self, *args: Any, **kwargs: Any) -> RunIterator:
         """The same as `run`, but hands out each step: iterate to get the reports of all ranks as they come."""
         given = bound(Trainer.run, self, *args, **kwargs)
         listeners = _callbacks(given.pop("callbacks"))
@@ -169,7 +176,7 @@ class Trainer:
         cls,
         run_dir: str | os.PathLike[str],
         train_func: Callable[..., Any] | None = None,
-        callbacks: Sequence[SGDCallback] | None = None,
+        callbacks: Sequence[Callback] | None = None,
         *,
         dataset: Any = None,
         trusted: bool = False,
@@ -289,29 +296,32 @@ class Trainer:
 
     @property
     def latest_checkpoint_dir(self) -> Path | str | None:
-        """The folder with the checkpoints of the latest run; a URL (str) when the strategy says so."""
-        return _as_path(self._recorder.saved.root) if self._recorder else None
+        """The folder with the checkpoints of the latest run that has saved one; before that, of the latest run. A URL
+        (str) when the strategy says so."""
+        return _as_path(self._saved.root) if self._saved else None
 
     @property
     def latest_checkpoint_path(self) -> Path | str | None:
-        """The newest committed checkpoint of the latest run; None when there is none, or it is in memory only."""
-        saved = self._recorder.saved if self._recorder else None
+        """The newest committed checkpoint, of the latest run that has saved one; None when there is none, or it is in
+        memory only."""
+        saved = self._saved
         if saved is None or saved.latest is None or saved.is_in_memory:
             return None
         return _as_path(saved.latest.path)
 
     @property
     def latest_checkpoint(self) -> dict[str, Any] | None:
-        """The newest checkpoint of the latest run, else the one that run was given. Read when asked for."""
-        if self._recorder is None:
+        """The newest checkpoint, of the latest run that has saved one; before that, the one that the latest run was
+        given. Read when asked for."""
+        if self._saved is None:
             return None
-        latest = self._recorder.saved.latest
-        return self._load(latest.path) if latest is not None else self._recorder.saved.load_latest()
+        latest = self._saved.latest
+        return self._load(latest.path) if latest is not None else self._saved.load_latest()
 
     @property
     def best_checkpoint_path(self) -> Path | str | None:
-        """The best checkpoint of the latest run by its CheckpointStrategy."""
-        best = self._recorder.saved.best() if self._recorder else None
+        """The best checkpoint of the latest run that has saved one, by its CheckpointStrategy."""
+        best = self._saved.best() if self._saved else None
         return _as_path(best.path) if best else None
 
     @property
@@ -323,13 +333,19 @@ class Trainer:
         """A table of the workers, their devices and what they use."""
         from rich.console import Console
 
-        from paceline.worker_table import worker_table
-
         console = Console(file=io.StringIO(), width=100)
-        group = self._crew.group
-        console.print(worker_table(self.engine, self.backend, self._crew.world_size, self.resources, group))
+        console.print(self._table())
         text = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in text.splitlines())
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        return self._table().html()
+
+    def _table(self) -> "WorkerTable":
+        from paceline.worker_table import WorkerTable
+
+        return WorkerTable(self.engine, self.backend, self._crew.world_size, self.resources, self._crew.group)
 
     def __repr__(self) -> str:
         return f"Trainer(backend={self.backend.name!r}, num_workers={self.num_workers}, logdir={str(self.logdir)!r})"
@@ -379,18 +395,28 @@ class Trainer:
 
     def drive(
         self, request: RunRequest, folder: RunFolder, callbacks: CallbackList, signals: Signals | None = None
-    ) -> SGDIterator:
+    ) -> RunIterator:
         """Begin the run in this folder; whoever iterates over what is returned drives it. `signals` is what is watched
         already."""
+        if self._recorder is not None and self._recorder.saved.latest is not None:
+            self._last_saving = self._recorder
         self._recorder = Recorder(request, folder, callbacks, checkpoint_root(request, folder))
         self._controller = Controller(self._crew, self.backend, self.limits, self._recorder, signals)
-        self._iterator = SGDIterator(self._controller)
+        self._iterator = RunIterator(self._controller)
         return self._iterator
+
+    @property
+    def _saved(self) -> Saved | None:
+        """The checkpoints of the latest run that has any, else those to come of the latest run."""
+        recorder = self._recorder
+        if recorder is not None and recorder.saved.latest is None and self._last_saving is not None:
+            recorder = self._last_saving
+        return recorder.saved if recorder is not None else None
 
     def _load(self, path: str) -> Checkpoint:
         if self._loaded is None or self._loaded[0] != path:
-            assert self._recorder is not None
-            self._loaded = (path, self._recorder.saved.load(path))
+            assert self._saved is not None
+            self._loaded = (path, self._saved.load(path))
         return self._loaded[1]
 
 
@@ -399,7 +425,7 @@ def _given(names: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if name not in ("self", "__class__")}
 
 
-def _run_to_end(begin: Callable[[], SGDIterator]) -> list[Any]:
+def _run_to_end(begin: Callable[[], RunIterator]) -> list[Any]:
     try:
         with begin() as iterator:
             values = iterator.get_final_results(force=True)
@@ -423,7 +449,7 @@ def _check_checkpoints(run: Run, request: RunRequest) -> None:
         )
 
 
-def _callbacks(callbacks: Sequence[SGDCallback] | None) -> CallbackList:
+def _callbacks(callbacks: Sequence[Callback] | None) -> CallbackList:
     listeners = CallbackList(callbacks)
     progress = default_progress()
     if progress is None or any(type(listener) is type(progress) for listener in listeners):

@@ -1,27 +1,39 @@
-"""The table that `print(trainer)` shows: who the workers are, where they run and what they use."""
+"""The table that `print(trainer)` and a notebook show: who the workers are, where they run and what they use."""
 
 import psutil
 from rich.console import Group
 from rich.table import Table
 
 from paceline.backends.base import BackendConfig
+from paceline.html_table import html_table
 from paceline.workers.base import Engine, Resources, WorkerGroup, WorkerInfo
 from paceline.workers.devices import num_threads
 
+_COLUMNS = ("rank", "host", "pid", "device", "CPUs", "CPU %", "memory")
 
-def worker_table(
-    engine: Engine, backend: BackendConfig, world_size: int, resources: Resources, group: WorkerGroup | None
-) -> Group:
-    state = "running" if group is not None else "not started"
-    workers = "1 worker" if world_size == 1 else f"{world_size} workers"
-    title = f"{workers} · backend {backend.name} · engine {engine.name} ({engine.describe()}) · {state}"
-    table = Table()
-    for column in ("rank", "host", "pid", "device", "CPUs", "CPU %", "memory"):
-        table.add_column(column, justify="left" if column in ("host", "device") else "right")
-    for rank in range(world_size):
-        info = group.infos[rank] if group is not None else None
-        table.add_row(str(rank), *_row(info, world_size, resources))
-    return Group(title, table)
+
+class WorkerTable:
+    """For a terminal, or for a notebook."""
+
+    def __init__(
+        self, engine: Engine, backend: BackendConfig, world_size: int, resources: Resources, group: WorkerGroup | None
+    ):
+        state = "running" if group is not None else "not started"
+        workers = "1 worker" if world_size == 1 else f"{world_size} workers"
+        self._title = f"{workers} · backend {backend.name} · engine {engine.name} ({engine.describe()}) · {state}"
+        infos = group.infos if group is not None else [None] * world_size
+        self._rows = [[str(rank), *_row(info, world_size, resources)] for rank, info in enumerate(infos)]
+
+    def __rich__(self) -> Group:
+        table = Table()
+        for column in _COLUMNS:
+            table.add_column(column, justify="left" if column in ("host", "device") else "right")
+        for row in self._rows:
+            table.add_row(*row)
+        return Group(self._title, table)
+
+    def html(self) -> str:
+        return html_table(self._rows, _COLUMNS, self._title)
 
 
 def _row(info: WorkerInfo | None, world_size: int, resources: Resources) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -26,21 +27,43 @@ from paceline.workers.base import (
 ON_PROCESSES = sorted(set(registry.names("engine")) - {"inline"})
 
 
-@pytest.fixture(params=registry.names("engine"))
-def group(request):
-    size = 0 if request.param == "inline" else 2
-    group = resolve_engine(request.param, max_workers=size).group(Size(size, size), Resources(), Preload())
+@pytest.fixture(scope="module")
+def groups(lasts):
+    """Gives the group that all tests of an engine share, whole and idle."""
+    with ExitStack() as stack:
+        made = {}
+
+        def groups(engine):
+            if engine not in made:
+                made[engine] = stack.enter_context(closing(new_group(engine)))
+                stack.enter_context(lasts(made[engine]))
+            elif not made[engine].healthy():
+                made[engine].abort(lambda event: None)
+                made[engine].start()
+            return made[engine]
+
+        yield groups
+
+
+def new_group(engine):
+    size = 0 if engine == "inline" else 2
+    group = resolve_engine(engine, max_workers=size).group(Size(size, size), Resources(), Preload())
     group.start()
-    yield group
-    group.close()
+    return group
+
+
+@pytest.fixture(params=registry.names("engine"))
+def group(request, groups):
+    if request.param != "inline":
+        yield groups(request.param)
+        return
+    with closing(new_group("inline")) as group:  # this process itself is changed while it is a worker
+        yield group
 
 
 @pytest.fixture(params=ON_PROCESSES)
-def process_group(request):
-    group = resolve_engine(request.param, max_workers=2).group(Size(2, 2), Resources(), Preload())
-    group.start()
-    yield group
-    group.close()
+def process_group(request, groups):
+    return groups(request.param)
 
 
 def run(group, fn, *args, logs=None, until=None):
@@ -202,7 +225,9 @@ def test_stacks_name_the_function_that_runs(group):
     assert "dig" in stacks[first[0]]
 
 
-def test_close_is_idempotent(group):
+@pytest.mark.parametrize("engine", registry.names("engine"))
+def test_close_is_idempotent(engine):
+    group = new_group(engine)
     group.close()
     group.close()
     assert not group.healthy()
@@ -260,7 +285,7 @@ def test_what_a_dying_worker_sent_is_not_lost(process_group):
         assert isinstance(mine[-1], Died)
 
 
-def test_output_goes_to_the_log_and_to_the_driver(process_group, tmp_path):
+def test_output_goes_to_the_log_and_to_the_driver(process_group, tmp_path, wait_until):
     def talk(wire):
         import subprocess
 
@@ -269,10 +294,14 @@ def test_output_goes_to_the_log_and_to_the_driver(process_group, tmp_path):
 
     logs = {rank: tmp_path / f"rank_{rank}.log" for rank in (0, 1)}
     events = run(process_group, talk, logs=logs)
-    process_group.poll(0.05, events.append)
-    for rank, path in logs.items():
-        assert path.read_text() == f"hello from {rank}\nfrom a child\n"
-        assert "".join(event.text for event in of(Printed, events) if event.rank == rank) == path.read_text()
+    told = {rank: f"hello from {rank}\nfrom a child\n" for rank in logs}
+
+    def heard():
+        process_group.poll(0.05, events.append)
+        return {rank: "".join(event.text for event in of(Printed, events) if event.rank == rank) for rank in logs}
+
+    wait_until(lambda: heard() == told)
+    assert {rank: path.read_text() for rank, path in logs.items()} == told
 
 
 def test_value_that_cannot_travel_is_an_error_that_says_so(process_group):
@@ -298,6 +327,8 @@ def test_workers_do_not_share_random_numbers(process_group):
 
         return random.random()
 
+    process_group.abort(lambda event: None)
+    process_group.start()  # where workers are forked, these have just been
     first, second = (event.value for event in of(Returned, run(process_group, draw)))
     assert first != second
 
@@ -348,12 +379,15 @@ def test_sigterm_in_a_call_is_a_notice_and_makes_it_stop(process_group):
         return "saved"
 
     events = []
+
+    def deliver(event):
+        events.append(event)
+        if isinstance(event, Sent):
+            os.kill(event.value, signal.SIGTERM)
+
     process_group.submit({1: Call(wait)})
     while not of(Returned, events):
-        process_group.poll(0.1, events.append)
-        ready = [event for event in of(Sent, events) if event.kind == "ready"]
-        if ready and not of(Preempted, events):
-            os.kill(ready[0].value, signal.SIGTERM)
+        process_group.poll(0.1, deliver)
     assert of(Preempted, events)[0].rank == 1
     assert [event.value for event in of(Returned, events)] == ["saved"]
 
@@ -391,10 +425,11 @@ def test_a_group_of_fixed_size_never_grows(group):
     assert not group.can_grow()
 
 
-def test_what_was_sent_before_an_abort_is_not_lost(process_group):
+def test_what_was_sent_before_an_abort_is_not_lost(process_group, tmp_path, wait_until):
     def talk(wire):
         for number in range(1000):
             wire.send("number", number)
+            (tmp_path / str(wire.place.world_rank)).touch()
         wire.send("done", None)
         while not wire.stopping:
             threading.Event().wait(0.01)
@@ -402,7 +437,7 @@ def test_what_was_sent_before_an_abort_is_not_lost(process_group):
 
     events = []
     process_group.submit(dict.fromkeys([0, 1], Call(talk)))
-    threading.Event().wait(0.3)  # they talk while nobody listens; how far they come does not matter
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)  # how far they come while nobody listens does not matter
     process_group.abort(events.append)
     for rank in (0, 1):
         numbers = [event.value for event in of(Sent, events) if event.kind == "number" and event.rank == rank]

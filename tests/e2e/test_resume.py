@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 import paceline
-from paceline import BackendConfig, Trainer
+from paceline import BackendConfig, CheckpointStrategy, Trainer
 from paceline.errors import RunNotResumableError, TrainerStateError
 
 PROGRAM = """
@@ -60,19 +59,13 @@ def lost_run(request, tmp_path):
     child.communicate()
 
 
-def wait_for_end(child, run_dir):
-    child.wait(timeout=60)
-    deadline = time.monotonic() + 20
-    pids = paceline.load_run(run_dir).status.worker_pids
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        assert time.monotonic() < deadline, "workers outlive their driver"
-        time.sleep(0.02)
-
-
-def test_driver_dies_and_another_process_goes_on(lost_run, request):
+def test_running_run_is_left_alone_and_when_its_driver_dies_another_process_goes_on(lost_run, wait_for_end):
     child, run_dir, environ = lost_run
+    with pytest.raises(TrainerStateError, match=f"driven by process {child.pid}"):
+        Trainer.resume(run_dir)
     os.kill(child.pid, signal.SIGKILL)
-    wait_for_end(child, run_dir)
+    child.wait(timeout=60)
+    wait_for_end(paceline.load_run(run_dir).status.worker_pids)
     assert paceline.load_run(run_dir).status.state == "LOST"
     before = paceline.load_run(run_dir).status
     done = subprocess.run(
@@ -91,20 +84,15 @@ def test_driver_dies_and_another_process_goes_on(lost_run, request):
         Trainer.resume(run_dir)
 
 
-def test_driver_is_terminated_saves_and_can_be_resumed(lost_run):
+def test_driver_is_terminated_saves_and_can_be_resumed(lost_run, wait_for_end):
     child, run_dir, _ = lost_run
     os.kill(child.pid, signal.SIGTERM)
-    wait_for_end(child, run_dir)
+    child.wait(timeout=60)
+    wait_for_end(paceline.load_run(run_dir).status.worker_pids)
     assert child.returncode == 128 + signal.SIGTERM
     status = paceline.load_run(run_dir).status
     assert (status.state, status.reason) == ("STOPPED", "the driver got SIGTERM")
     assert Trainer.resume(run_dir) == [(4, 360)] * 2
-
-
-def test_running_run_cannot_be_resumed(lost_run):
-    child, run_dir, _ = lost_run
-    with pytest.raises(TrainerStateError, match=f"driven by process {child.pid}"):
-        Trainer.resume(run_dir)
 
 
 def fail_at(config):
@@ -155,3 +143,23 @@ def test_two_processes_do_not_drive_one_run(failed_run):
 
     with RunFolder.reopen(failed_run), pytest.raises(TrainerStateError):
         Trainer.resume(failed_run)
+
+
+def test_run_goes_on_from_checkpoints_behind_a_url(tmp_path):
+    """That this account has put there itself."""
+
+    def train():
+        checkpoint = paceline.load_checkpoint()
+        if checkpoint is None:
+            paceline.save_checkpoint(step=1)
+            paceline.load_checkpoint()
+            raise ValueError("once")
+        return checkpoint["step"], checkpoint.path
+
+    strategy = CheckpointStrategy(storage_path="memory://resumed")
+    trainer = Trainer(BackendConfig(), num_workers=0, logdir=tmp_path / "runs")
+    with trainer, pytest.raises(ValueError, match="once"):
+        trainer.run(train, checkpoint_strategy=strategy)
+    path = "memory://resumed/runs/run_001/checkpoint_000001"
+    assert paceline.load_run(trainer.latest_run_dir).latest_checkpoint_path == path
+    assert Trainer.resume(trainer.latest_run_dir) == [(1, path)]

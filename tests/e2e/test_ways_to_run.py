@@ -7,10 +7,11 @@ import subprocess
 import sys
 import textwrap
 
+import psutil
 import pytest
 
 import paceline
-from paceline import SGDCallback, Trainer
+from paceline import SGDCallback, TorchConfig, Trainer
 
 PROGRAM = """
 import torch
@@ -46,13 +47,17 @@ def test_script_without_a_main_guard(tmp_path):
     assert done.stderr == ""
 
 
-def test_python_dash_c():
-    assert run(sys.executable, "-c", PROGRAM).stdout == "results [1, 4]\n"
+WITHOUT_TORCH = (
+    PROGRAM.replace("import torch\n", "")
+    .replace("torch.nn.Linear", "complex")
+    .replace("torch.nn.parallel.DistributedDataParallel", "abs")
+    .replace('backend="torch"', "backend=paceline.BackendConfig()")
+)
 
 
 def test_at_the_prompt():
     lines = (
-        textwrap.dedent(PROGRAM)
+        textwrap.dedent(WITHOUT_TORCH)
         .replace("\n    pass\n", "\n    pass\n\n")
         .replace('config["plus"]\n', 'config["plus"]\n\n')
     )
@@ -60,7 +65,7 @@ def test_at_the_prompt():
     assert "results [1, 4]" in done.stdout
 
 
-def test_script_that_never_shuts_down_ends_by_itself():
+def test_python_dash_c_that_never_shuts_down_ends_by_itself():
     program = PROGRAM.replace("trainer.shutdown()\n", "")
     assert run(sys.executable, "-c", program).stdout == "results [1, 4]\n"
 
@@ -80,7 +85,14 @@ def test_notebook(tmp_path):
         "    return net.module.weight.shape[0]",
         "trainer = Trainer(num_workers=2)\ntrainer.run(train)",
         "SCALE = 5.0\nlosses = [step[0]['loss'] for step in trainer.run_iterator(train)]\nlosses",
-        "trainer.shutdown()",
+        "def fail():\n"
+        "    raise ValueError('in a cell')\n"
+        "try:\n"
+        "    trainer.run(fail)\n"
+        "except ValueError as error:\n"
+        "    print(*error.__notes__)",
+        "trainer.shutdown()\ntrainer",
+        "paceline.load_run(trainer.latest_run_dir)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     env = {name: value for name, value in os.environ.items() if name != "PACELINE_PROGRESS"}
@@ -93,6 +105,9 @@ def test_notebook(tmp_path):
     assert "[rank 0] from a worker" in outputs[3]
     assert "SUCCEEDED" in outputs[3], "the progress display is on in a notebook"
     assert "[0.0, 5.0, 10.0]" in outputs[4], "a cell that changed is what the next run uses"
+    assert "raise ValueError('in a cell')" in outputs[5], "a traceback shows the lines of the cell"
+    assert "<table><caption>2 workers" in outputs[6]
+    assert "ValueError: in a cell" in notebook.cells[7]["outputs"][0]["data"]["text/html"]
 
 
 def test_progress_is_shown_in_a_terminal():
@@ -147,11 +162,23 @@ def test_inline_runs_in_this_process_and_thread():
     trainer.shutdown()
 
 
-def test_inline_ddp_code_works_and_leaves_the_process_as_it_was():
-    import torch
+def listening():
+    return {one.laddr.port for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN}
+
+
+def traces():
+    """What torch and the Trainer change in a process."""
     import torch.distributed as dist
 
-    original = dist.init_process_group
+    hooks = sys.excepthook, dist.init_process_group, dist.distributed_c10d.init_process_group
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHINDUCTOR_")}
+    return hooks, environ, listening(), dist.is_initialized()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_inline_ddp_code_works_and_leaves_the_process_as_it_was(num_workers, monkeypatch):
+    import torch
+    import torch.distributed as dist
 
     def train():
         dist.init_process_group("gloo")
@@ -159,14 +186,24 @@ def test_inline_ddp_code_works_and_leaves_the_process_as_it_was():
         model(torch.ones(1, 1)).sum().backward()
         return dist.get_world_size()
 
-    with Trainer(num_workers=0) as trainer:
+    monkeypatch.setenv("MASTER_ADDR", "of the user")
+    before = traces()
+    with Trainer(num_workers=num_workers, engine="inline") as trainer:
         assert trainer.run(train) == [1]
         with pytest.raises(ZeroDivisionError):
             trainer.run(lambda: 1 / 0)
         assert trainer.run(train) == [1]
         assert [step[0]["x"] for step in trainer.run_iterator(lambda: [paceline.report(x=x) for x in (1, 2)])] == [1, 2]
-    assert not dist.is_initialized()
-    assert dist.init_process_group is original
+        assert traces() != before
+    assert traces() == before
+
+
+def test_inline_group_that_cannot_be_joined_leaves_nothing():
+    before = traces()
+    trainer = Trainer(backend=TorchConfig(backend="nccl"), num_workers=0)
+    with pytest.raises(RuntimeError, match="NCCL"):
+        trainer.start()
+    assert traces() == before
 
 
 def test_group_that_the_user_has_made_serves_inline_and_stays():
@@ -174,9 +211,11 @@ def test_group_that_the_user_has_made_serves_inline_and_stays():
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
+        before = traces()
         with Trainer(num_workers=0) as trainer:
             assert trainer.run(lambda: dist.get_world_size()) == [1]
-        assert dist.is_initialized()
+            assert listening() == before[2], "a store that nobody needs"
+        assert traces() == before
     finally:
         dist.destroy_process_group()
 

@@ -41,9 +41,9 @@ def train(num_epochs):
 """
 
 
-def run_script(tmp_path, body, *launcher):
+def run_script(tmp_path, body, *launcher, train=TRAIN):
     script = tmp_path / "train.py"
-    script.write_text(TRAIN + textwrap.dedent(body))
+    script.write_text(train + textwrap.dedent(body))
     return subprocess.run(
         [sys.executable, *launcher, str(script)], capture_output=True, text=True, timeout=120, check=False
     )
@@ -72,11 +72,14 @@ def test_script_that_fails(tmp_path):
     done = run_script(
         tmp_path,
         """
+        import paceline
+
         with paceline.record_run(logdir="fails") as run_dir:
-            train(1)
+            paceline.report(epoch=1)
             print(run_dir, flush=True)
             raise KeyError("lr")
         """,
+        train="",
     )
     assert done.returncode == 1
     status = load_run(done.stdout.strip()).status

@@ -1,8 +1,7 @@
-"""What the ranks of test_prepare_ddp.py run: plain torch processes with a hand-made session, no Trainer."""
+"""What the ranks of test_prepare_ddp.py run."""
 
 import os
 import signal
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline import session
 from paceline.prepare import (
     accelerate,
     backward,
@@ -21,21 +19,8 @@ from paceline.prepare import (
     rng_state,
     set_rng_state,
 )
-from paceline.testing import make_session
-from paceline.workers.base import Place
 
 NUM_EPOCHS = 3
-
-
-def run_rank(rank, world_size, folder, fn, args):
-    """Join a gloo group through a file, call `fn` in a session, and leave its answer in a file."""
-    torch.set_num_threads(1)
-    folder = Path(folder)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
-    place = Place(rank, rank, 0, world_size, world_size)
-    session._current = make_session(place)
-    torch.save(fn(folder, *args), folder / f"answer_{rank}")
-    dist.destroy_process_group()
 
 
 def regression(num_workers=0, batch_size=4):
@@ -44,16 +29,17 @@ def regression(num_workers=0, batch_size=4):
     return prepare_data_loader(DataLoader(data, batch_size=batch_size, shuffle=True, num_workers=num_workers))
 
 
-def train(folder, die_at, checkpoint):
-    """Train with dropout; save everything after each step; be killed after step `die_at`."""
+def train(folder=None, die_at=None):
+    """Train with dropout, from what a rank that died has left in the folder, if there is one; if `die_at` is given,
+    leave it there after that step and be killed."""
     enable_reproducibility(5)
     model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
     model = prepare_model(model)
     optimizer = prepare_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
     loader = regression(num_workers=1)
     losses, rank = [], dist.get_rank()
-    if checkpoint:
-        state = torch.load(Path(checkpoint) / f"state_{rank}", weights_only=False)
+    if folder and not die_at:
+        state = torch.load(folder / f"state_{rank}", weights_only=False)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         loader.load_state_dict(state["loader"])
@@ -78,7 +64,7 @@ def save_and_die(path, model, optimizer, loader, losses):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def one_epoch(folder, batch_size):
+def one_epoch(batch_size):
     """Plain gradient descent from zero: two ranks with half the batch make the same steps as one."""
     model = nn.Linear(1, 1).double()
     with torch.no_grad():
@@ -94,7 +80,7 @@ def one_epoch(folder, batch_size):
     return {"seen": seen, "weights": [p.detach() for p in model.parameters()]}
 
 
-def shapes(folder):
+def shapes():
     """Facts about what prepare_model made, to be looked at in the test."""
     plain = nn.Linear(2, 2)
     keys = list(plain.state_dict())

@@ -20,7 +20,7 @@ from paceline import RayEngine, SGDCallback, Trainer
 from paceline.checkpoints import load
 from paceline.errors import CheckpointWriteError
 
-NUM_STEPS = 2000
+NUM_STEPS = 1200
 SAVE_EVERY = 25
 
 
@@ -73,21 +73,21 @@ class Chaos(SGDCallback):
 
     def __init__(self, trainer, seed, num_blows):
         self.trainer, self.random, self.blows = trainer, random.Random(seed), []
-        self.num_blows, self.next_step, self.reached = num_blows, 100, 0
+        self.num_blows, self.next_step, self.reached = num_blows, 50, 0
         self.paused = []
 
     def handle_result(self, results, **info):
         self.reached = max(self.reached, results[0]["step"])
         if self.reached >= self.next_step and len(self.blows) < self.num_blows:
-            self.next_step = self.reached + self.random.randint(100, 250)
+            self.next_step = self.reached + self.random.randint(40, 100)
             self.strike(self.random.choice(["kill", "kill", "pause", "hang"]), self.random.choice([0, 1]))
 
     def strike(self, blow, rank):
         self.blows.append(blow)
         pid = self.trainer._crew.group.infos[rank].pid
-        os.kill(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP)
+        send(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP)
         if blow == "pause":
-            timer = threading.Timer(self.random.uniform(0.05, 0.4), go_on, [pid])
+            timer = threading.Timer(self.random.uniform(0.05, 0.4), send, [pid, signal.SIGCONT])
             timer.start()
             self.paused.append(timer)
 
@@ -96,10 +96,10 @@ class Chaos(SGDCallback):
             timer.join()
 
 
-def go_on(pid):
-    """If it is still there."""
+def send(pid, number):
+    """If it is still there: reports of a worker that was killed before may be on their way for a while."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def undisturbed():
 @pytest.mark.parametrize(("engine", "num_blows"), [("local", 8), ("ray", 4)])
 def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, undisturbed):
     engine = RayEngine(spare_workers=1) if engine == "ray" else engine
-    seed = 20
+    seed = 30  # of which each kind of blow comes soon, on either rank
     refusals = [(step, 3) for step in random.Random(seed).sample(range(SAVE_EVERY, NUM_STEPS, SAVE_EVERY), 12)]
     expected, calm = undisturbed
     with Trainer(num_workers=2, engine=engine, max_retries=-1, hang_timeout_s=4) as trainer:
@@ -121,7 +121,7 @@ def test_disturbed_run_equals_an_undisturbed_one(engine, num_blows, undisturbed)
         values = trainer.run(train, {"refusals": refusals}, callbacks=[chaos])
     run = paceline.load_run(trainer.latest_run_dir)
     assert len(chaos.blows) == num_blows, "it was disturbed"
-    assert set(chaos.blows) >= {"kill", "pause"}
+    assert set(chaos.blows) == {"kill", "pause", "hang"}
     assert any(event["kind"] == "restart" for event in run.events)
 
     assert values == expected, "the same weights, bit for bit"

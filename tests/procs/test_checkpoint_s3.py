@@ -196,7 +196,7 @@ LOAD = """
     import sys
     from paceline.checkpoints import load
     checkpoint = load(sys.argv[1])
-    print(checkpoint["epoch"], checkpoint["w"].sum().item(), (checkpoint.directory / "a").read_text())
+    print(checkpoint["epoch"], float(sum(checkpoint["w"])), (checkpoint.directory / "a").read_text())
     print(checkpoint.directory)
 """
 
@@ -213,7 +213,7 @@ def test_load_in_a_new_process_with_amazons_variable(store, tmp_path):
 def test_load_in_a_new_process_with_fsspecs_variable(store, endpoint, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a").write_text("file")
-    info = store.write(1, snapshot({"epoch": 4, "w": torch.ones(8)}), directory=tmp_path / "mine")
+    info = store.write(1, snapshot({"epoch": 4, "w": [1.0] * 8}), directory=tmp_path / "mine")
     output = python(LOAD, info.path, AWS_ENDPOINT_URL="", FSSPEC_S3_ENDPOINT_URL=endpoint)
     assert output.startswith("4 8.0 file\n")
 

@@ -8,10 +8,24 @@ import threading
 import pytest
 
 import paceline
-from paceline import CheckpointStrategy, SGDCallback
+from paceline import BackendConfig, CheckpointStrategy, RayEngine, SGDCallback, Trainer
 from paceline.errors import SaveMismatchError
 
 NUM_STEPS = 24
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def warm(request, lasts):
+    """Two workers without torch: many are killed here, and their successors begin sooner."""
+    engine = request.param
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
+        engine = RayEngine(spare_workers=1)
+    with (
+        Trainer(BackendConfig(), num_workers=2, logdir=f"cut_{request.param}", engine=engine) as trainer,
+        lasts(trainer),
+    ):
+        yield trainer
 
 
 def steps_of(run):

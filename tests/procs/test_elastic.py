@@ -14,7 +14,9 @@ NUM_STEPS = 12
 
 
 def train(config):
-    """Sums an all-reduced constant whose value does not depend on the number of workers; `moments` say who dies."""
+    """Sums an all-reduced constant whose value does not depend on the number of workers. At the step `die_at` of the
+    first attempt, somebody will die; at `wait_at`, the file `go` is waited for, and then for the end, since the group
+    grows. The driver may be far behind: what it shall do first must not come after what the workers do next."""
     checkpoint = paceline.load_checkpoint() or {"step": 0, "total": 0.0, "sizes": []}
     total, sizes = checkpoint["total"], [*checkpoint["sizes"]]
     for step in range(checkpoint["step"] + 1, NUM_STEPS + 1):
@@ -24,9 +26,16 @@ def train(config):
         sizes.append(paceline.world_size())
         paceline.report(step=step, total=total, size=paceline.world_size(), rank=paceline.world_rank())
         paceline.save_checkpoint(step=step, total=total, sizes=sizes)
-        if step >= config["wait_at"]:
-            paceline.load_checkpoint()  # not before the driver has seen it: we must not be done before it can decide
+        if step == config.get("die_at") and checkpoint["step"] == 0:
+            paceline.load_checkpoint()
+            threading.Event().wait()
+        if step == config["wait_at"]:
+            paceline.load_checkpoint()
             wait_for(config["go"])
+        if checkpoint["step"] < config["wait_at"] < step:
+            while not paceline.should_stop():
+                threading.Event().wait(0.01)
+            return None
     return total
 
 
@@ -77,11 +86,11 @@ def test_machine_lends_a_slot_and_gets_it_back(tmp_path):
 
     def get_back():
         engine.slots = 3
-        wait_for_room(trainer, then=go.touch)
+        when_there_is_room(trainer, go.touch)
 
     shrink, grow = At(4, lend), At(8, get_back, size=2)  # three may have reported it, too, before one died
     with Trainer(num_workers=(1, 4), engine=engine, max_retries=1) as trainer:
-        values = trainer.run(train, {"wait_at": 8, "go": str(go)}, callbacks=[shrink, grow])
+        values = trainer.run(train, {"die_at": 4, "wait_at": 8, "go": str(go)}, callbacks=[shrink, grow])
     assert shrink.sizes == [(3, 2), (2, 3)]
     assert values == [sum(range(NUM_STEPS + 1))] * 3
     assert_every_step_counts_once(trainer)
@@ -100,7 +109,7 @@ def test_cluster_gets_room_during_a_run(ray_cluster, tmp_path):
 
     def free():
         ray_cluster.util.remove_placement_group(other)
-        wait_for_room(trainer, then=go.touch)
+        when_there_is_room(trainer, go.touch)
 
     listener = At(4, free)
     with Trainer(num_workers=(1, math.inf), cpus_per_worker=2, engine="ray", max_retries=0) as trainer:
@@ -114,13 +123,13 @@ def test_cluster_gets_room_during_a_run(ray_cluster, tmp_path):
     assert_every_step_counts_once(trainer)
 
 
-def wait_for_room(trainer, then):
+def when_there_is_room(trainer, act):
     """In a thread: the driver goes on, and looks for room, meanwhile."""
 
     def wait():
         run = paceline.load_run(trainer.latest_run_dir)
         while not any(event["kind"] == "room" for event in run.events) and run.is_alive:
             threading.Event().wait(0.01)
-        then()
+        act()
 
     threading.Thread(target=wait, name="paceline-test-wait", daemon=True).start()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -70,11 +71,10 @@ class Restarts(SGDCallback):
         self.end = (error, info["status"])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("trouble", "named"),
-    [(kill_self, "SIGKILL"), (segfault, "SIGSEGV"), (leave, "exit code 1")],
-    ids=lambda v: getattr(v, "__name__", ""),
+    ("trouble", "named", "rank"),
+    [(kill_self, "SIGKILL", 0), (kill_self, "SIGKILL", 1), (segfault, "SIGSEGV", 1), (leave, "exit code 1", 1)],
+    ids=lambda v: getattr(v, "__name__", None),
 )
 def test_worker_is_lost_and_training_continues_from_the_checkpoint(warm, trouble, named, rank):
     callback = Restarts()
@@ -90,6 +90,8 @@ def test_worker_is_lost_and_training_continues_from_the_checkpoint(warm, trouble
     run = paceline.load_run(warm.latest_run_dir)
     assert run.metrics["step"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert [event["kind"] for event in run.events].count("restart") == 1
+    assert run.metrics["_training_iteration"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5], "numbers go on"
+    assert [info.id for info in run.checkpoints] == [1, 2, 3, 4, 5]
 
 
 def test_ranks_that_wait_for_each_other_in_vain_are_named(warm, monkeypatch, caplog):
@@ -192,13 +194,6 @@ def test_worker_is_lost_with_checkpoints_in_memory(warm):
     assert values == [30.0, 30.0]
 
 
-def test_numbers_of_steps_and_checkpoints_go_on_after_a_restart(warm):
-    warm.run(train_with_trouble, {"trouble": kill_self})
-    run = paceline.load_run(warm.latest_run_dir)
-    assert run.metrics["_training_iteration"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert [info.id for info in run.checkpoints] == [1, 2, 3, 4, 5]
-
-
 def test_without_checkpoints_the_function_starts_over_and_later_reports_win(warm, tmp_path):
     def train_func():
         again = (tmp_path / "second").exists()
@@ -227,24 +222,6 @@ def test_retries_are_used_up(results_dir):
         assert callback.end == (True, "FAILED")
         assert paceline.load_run(trainer.latest_run_dir).status.state == "FAILED"
         assert trainer.run(paceline.world_rank) == [0, 1], "the Trainer is usable"
-
-
-def test_the_budget_belongs_to_the_run(warm):
-    for _ in range(2):  # twice 2 restarts, with max_retries=3
-        values = warm.run(train_with_two_deaths)
-        assert values == ["done", "done"]
-
-
-def train_with_two_deaths():
-    checkpoint = paceline.load_checkpoint() or {"deaths": 0}
-    if checkpoint["deaths"] < 2:
-        paceline.save_checkpoint(deaths=checkpoint["deaths"] + 1)
-        paceline.load_checkpoint()
-        torch.distributed.barrier()
-        if paceline.world_rank() == 1:
-            kill_self()
-        torch.distributed.barrier()  # with one who does not come
-    return "done"
 
 
 class CustomError(Exception):
@@ -379,11 +356,10 @@ def test_callback_that_calls_the_trainer_again_is_told(warm):
         warm.run(lambda: paceline.report(x=1), callbacks=[Again()])
 
 
-def test_idle_worker_is_killed_between_runs(warm):
+def test_idle_worker_is_killed_between_runs(warm, wait_for_end):
     pid = warm.execute_single(os.getpid, rank=1)
     os.kill(pid, signal.SIGKILL)
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        threading.Event().wait(0.001)
+    wait_for_end([pid])
     assert warm.run(paceline.world_rank) == [0, 1]
 
 
@@ -394,8 +370,8 @@ def test_nursery_is_killed_and_replaced():
         [victim] = [one for key, one in nursery._shared.items() if "torch" not in key]
 
         class Kill(SGDCallback):
-            def handle_result(self, results, **info):
-                if victim.is_alive():
+            def handle_checkpoint(self, checkpoint, **info):
+                if checkpoint.id == 1:
                     os.kill(victim.pid, signal.SIGKILL)
 
         def train_func():
@@ -410,7 +386,7 @@ def test_nursery_is_killed_and_replaced():
         assert trainer.run(train_func, callbacks=[Kill()]) == ["done", "done"]
 
 
-def test_children_of_a_worker_end_with_it():
+def test_children_of_a_worker_end_with_it(wait_for_end):
     def train_func():
         child = subprocess.Popen(["sleep", "1000"])
         paceline.report(pid=child.pid)
@@ -420,10 +396,9 @@ def test_children_of_a_worker_end_with_it():
     trainer = Trainer(backend=BackendConfig(), num_workers=1)
     iterator = trainer.run_iterator(train_func)
     [result] = next(iterator)
-    child = psutil.Process(result["pid"])
+    assert psutil.pid_exists(result["pid"])
     trainer.shutdown()
-    gone, _ = psutil.wait_procs([child], timeout=5)
-    assert gone or child.status() == psutil.STATUS_ZOMBIE
+    wait_for_end([result["pid"]])
 
 
 def test_rank_hangs_and_is_told_by_its_stacks():
@@ -441,14 +416,13 @@ def test_rank_hangs_and_is_told_by_its_stacks():
         torch.distributed.barrier()
         return "done"
 
-    with Trainer(num_workers=2, hang_timeout_s=0.7) as trainer:
+    with Trainer(num_workers=2, hang_timeout_s=0.7, max_retries=-1) as trainer:  # a busy machine may seem to hang too
         assert trainer.run(train_func) == ["done", "done"]
         run = paceline.load_run(trainer.latest_run_dir)
-        [hang] = [event for event in run.events if event["kind"] == "hang"]
-        text = (run.path / "logs" / "stacks_0.txt").read_text()
-        assert "get_stuck" in text.split("=== rank 1 ===")[1]
-        assert "barrier" in text.split("=== rank 1 ===")[0]
-        assert str(run.path) in hang["stacks"]
+        hangs = [event for event in run.events if event["kind"] == "hang"]
+        texts = [Path(hang["stacks"]).read_text().split("=== rank 1 ===") for hang in hangs]
+        assert any("barrier" in first and "get_stuck" in second for first, second in texts)
+        assert Path(hangs[0]["stacks"]) == run.path / "logs" / "stacks_0.txt"
 
 
 def test_stopped_process_counts_as_a_hang():
@@ -460,7 +434,7 @@ def test_stopped_process_counts_as_a_hang():
         torch.distributed.barrier()
         return "done"
 
-    with Trainer(num_workers=2, hang_timeout_s=0.7) as trainer:
+    with Trainer(num_workers=2, hang_timeout_s=0.7, max_retries=-1) as trainer:
         assert trainer.run(train_func) == ["done", "done"]
 
 

@@ -74,3 +74,26 @@ def test_function_that_does_not_listen_is_ended_after_the_grace_period(warm, mon
     assert listener.pid not in pids
     events = paceline.load_run(warm.latest_run_dir).events
     assert [event["cause"] for event in events if event["kind"] == "restart"] == ["preemption"]
+
+
+def test_ranks_leave_at_the_same_step(warm):
+    """Both are in a collective most of the time: who left a step sooner than the other would leave it there."""
+
+    def train():
+        state = paceline.load_checkpoint()
+        first, own = (state["step"], state.per_rank["step"]) if state else (0, 0)
+        for step in range(first + 1, 301):
+            torch.distributed.all_reduce(torch.ones(1))
+            paceline.report(step=step)
+            should_stop = paceline.should_stop()
+            if should_stop:
+                paceline.save_checkpoint(step=step, per_rank={"step": step})
+                return None
+            if step == 150 and first == 0 and paceline.world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return first, own
+
+    values = warm.run(train)
+    first, own = values[0]
+    assert values == [(first, own)] * 2
+    assert 150 <= first == own

@@ -87,3 +87,46 @@ def test_state_of_a_prepared_model_fits_any_number_of_workers(warm):
 
     assert warm.run(save) == [["bias", "weight"]] * 2
     nn.Linear(2, 2).load_state_dict(warm.latest_checkpoint["model"])
+
+
+def test_evaluation_over_ranks_counts_each_sample_once(warm):
+    """Of datasets that do not divide evenly, with loader processes and without, in the loop and after it, and when it
+    goes on in the middle of an epoch."""
+
+    def evaluate():
+        found = {}
+        for size, num_workers, done in [(1, 0, 0), (7, 0, 0), (7, 0, 4), (8, 1, 0)]:
+            loader = paceline.prepare_data_loader(DataLoader(torch.arange(size), batch_size=2, num_workers=num_workers))
+            loader.load_state_dict({"epoch": 0, "done": done})
+            seen, own = [], []
+            for batch in loader:
+                gathered = paceline.gather_for_metrics({"x": batch, "more": [(batch > 3, batch.bfloat16()[:, None])]})
+                assert torch.equal(gathered["more"][0][0], gathered["x"] > 3)
+                assert gathered["more"][0][1].shape == (len(gathered["x"]), 1)
+                seen += gathered["x"].tolist()
+                own += batch.tolist()
+            found[size, num_workers, done] = seen, paceline.gather_for_metrics(torch.tensor(own)).tolist()
+        return found, paceline.gather_for_metrics(torch.tensor(paceline.world_rank())).tolist()
+
+    for found, ranks in warm.run(evaluate):
+        assert ranks == [0, 1]
+        for (size, _, done), (seen, after) in found.items():
+            assert seen == after == list(range(done, size))
+
+
+def test_ranks_gather_different_numbers_of_rows_but_not_different_things(warm):
+    def gather(columns):
+        return paceline.gather_for_metrics(torch.full((paceline.world_rank() * 2 + 1, columns()), 1.0)).shape
+
+    assert warm.run(lambda: gather(lambda: 2)) == [(4, 2), (4, 2)]
+    with pytest.raises(ValueError, match=r"more than the number of rows \(rank 0: .*rank 1: "):
+        warm.run(lambda: gather(lambda: paceline.world_rank() + 1))
+
+
+def test_bare_model_of_a_prepared_one(warm):
+    def unwrap():
+        bare = nn.Linear(2, 1)
+        model = paceline.prepare_model(bare)
+        return model is not bare, paceline.unwrap_model(model) is bare
+
+    assert warm.run(unwrap) == [(True, True), (True, True)]

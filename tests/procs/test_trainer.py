@@ -3,6 +3,7 @@
 import os
 import threading
 
+import psutil
 import pytest
 import torch
 
@@ -316,10 +317,33 @@ def test_run_starts_from_a_dict_or_a_path(warm):
     assert warm.latest_checkpoint == {"epoch": 6, "model": 21}
 
 
-def test_given_checkpoint_is_the_latest_until_one_is_saved(warm):
-    warm.run(lambda: None, checkpoint={"epoch": 2})
-    assert warm.latest_checkpoint == {"epoch": 2}
-    assert warm.latest_checkpoint_path is None
+def test_given_checkpoint_is_the_latest_until_one_is_saved(tmp_path):
+    with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
+        trainer.run(lambda: None, checkpoint={"epoch": 2})
+        assert trainer.latest_checkpoint == {"epoch": 2}
+        assert trainer.latest_checkpoint_path is None
+        assert trainer.latest_checkpoint_dir == trainer.latest_run_dir / "checkpoints"
+
+
+@pytest.mark.parametrize("num_to_keep", [None, 0])
+def test_run_that_saves_nothing_hides_no_checkpoint(tmp_path, num_to_keep):
+    """Train, evaluate, take the model."""
+
+    def places():
+        return trainer.latest_checkpoint_dir, trainer.latest_checkpoint_path, trainer.best_checkpoint_path
+
+    with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
+        trainer.run(count_epochs, {"num_epochs": 3}, checkpoint_strategy=CheckpointStrategy(num_to_keep=num_to_keep))
+        trained_in, then = trainer.latest_run_dir, places()
+        trainer.run(lambda: None, checkpoint={"epoch": 0})
+        trainer.run(lambda: None)
+        assert trainer.latest_run_dir == trained_in.parent / "run_003"
+        assert trainer.latest_checkpoint == {"epoch": 2, "model": 3}
+        assert places() == then
+        assert then[0] == trained_in / "checkpoints"
+        trainer.run(count_epochs, {"num_epochs": 1})
+        assert trainer.latest_checkpoint == {"epoch": 0, "model": 0}
+        assert trainer.latest_checkpoint_dir == trainer.latest_run_dir / "checkpoints"
 
 
 def test_every_rank_loads_what_rank_0_saved(warm):
@@ -473,6 +497,21 @@ def test_two_trainers_side_by_side():
 def test_process_group_settings_reach_torch():
     with Trainer(backend=TorchConfig(init_method="tcp", timeout_s=77), num_workers=2) as trainer:
         assert trainer.run(lambda: torch.distributed.get_backend()) == ["gloo", "gloo"]
+
+
+def test_process_group_listens_only_where_its_workers_reach_it(warm):
+    """On one machine that is loopback. The sockets of a Ray worker that are Ray's own are not looked at."""
+
+    def listening():
+        sockets = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), [(one.ip, one.port) for one in sockets]
+
+    answers = warm.run(listening)
+    address, port, sockets = answers[0]
+    assert [ip for ip, at in sockets if at == port] == [address]
+    if warm.engine.name == "local":
+        assert {ip for _, _, found in answers for ip, _ in found} == {"127.0.0.1"}
+        assert len(answers[1][2]) > 0, "gloo's are among them"
 
 
 def test_print_shows_a_table_of_workers(warm):

@@ -35,8 +35,10 @@ class Fate(SGDCallback):
 
     def __init__(self, acts):
         self.acts, self.num_steps, self.resizes, self.restarts = acts, 0, [], []
+        self.last_nodes = []
 
     def handle_result(self, results, **info):
+        self.last_nodes = [report["node"] for report in results]
         size, act = self.acts[0] if self.acts else (0, None)
         self.num_steps = self.num_steps + 1 if len(results) == size else 0
         if self.num_steps == 5:
@@ -85,7 +87,7 @@ def main(enough):
         "events": [event["kind"] for event in run.events],
         "steps": run.metrics[run.metrics["rank"] == 0]["step"].tolist(),
         "drained": nodes[-1].node_id,
-        "last_nodes": run.metrics["node"].tolist()[-3:],
+        "last_nodes": fate.last_nodes,
         "state": run.status.state,
     }
     ray.shutdown()

@@ -84,16 +84,19 @@ def fill_the_disk():
 
 
 def fail_while_saving():
-    """Rank 1 fails when rank 0 has begun to send something large."""
+    """Rank 1 fails when rank 0 has begun to send something large. Both are on one machine."""
+    begun = Path(tempfile.gettempdir(), "rank_0_has_begun_to_send")
     if paceline.world_rank() == 0:
         paceline.save_checkpoint(step=1)
         paceline.load_checkpoint()
         paceline.save_checkpoint(step=2, weights=numpy.ones(50_000_000, dtype="uint8"))
+        begun.touch()
         wait_for_the_end()
     paceline.save_checkpoint(step=1)
     paceline.load_checkpoint()
     paceline.save_checkpoint(step=2)
-    threading.Event().wait(1.0)  # by now the other rank has announced its second one, if not finished it
+    while not begun.exists():
+        threading.Event().wait(0.01)
     raise KeyError("mine")
 
 

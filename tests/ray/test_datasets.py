@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
+from reading import fail_at_first, ids_of, read_twice
 
 import paceline
 from paceline import BackendConfig, SGDCallback, Trainer, load_run
@@ -34,15 +35,6 @@ def trainer(tmp_path_factory):
 
 def trainer_for(tmp_path, **arguments):
     return Trainer(**{"backend": BackendConfig(), "num_workers": 2, "logdir": tmp_path / "runs", **arguments})
-
-
-def ids_of(shard, **options):
-    return sorted(int(one) for batch in shard.iter_batches(**options) for one in batch["id"])
-
-
-def read_twice(config):
-    shard = paceline.get_data_shard()
-    return [ids_of(shard, batch_size=config["batch_size"]) for _ in range(2)]
 
 
 def test_ranks_share_the_rows_evenly_in_every_epoch(trainer, ray_data):
@@ -241,15 +233,6 @@ def test_every_trial_has_all_of_the_data(tmp_path, ray_data):
     for run in paceline.list_runs(tmp_path / "runs"):
         assert run.metrics["total"].sum() == sum(range(20))
         assert len(run.metrics) == 2 * 10 // run.config["batch_size"], "a report for each batch of each rank"
-
-
-def fail_at_first(config):
-    rows = ids_of(paceline.get_data_shard())
-    if paceline.load_checkpoint() is None:
-        paceline.report(num_rows=len(rows))
-        paceline.save_checkpoint(num_rows=len(rows))
-        raise ValueError("once")
-    return rows
 
 
 def test_resumed_run_is_given_its_dataset_again(tmp_path, trainer, ray_data):

@@ -1,7 +1,9 @@
 """The driver as a program of Ray's client, as a Ray job and as a notebook, each with what it defines in `__main__`."""
 
+import contextlib
 import json
 import os
+import random
 import re
 import secrets
 import shutil
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -87,7 +90,7 @@ def cluster():
     folder = tempfile.mkdtemp(prefix="ray_", dir="/tmp")  # the path of a socket may not be long
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    env["RAY_worker_niceness"] = "0"
+    env |= {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "120"}
     env["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "120"  # a busy machine takes longer than Ray would wait
     client, dashboard, agent = free_ports(3)
     options = ["--head", "--block", "--log-color=false", "--port=0", "--num-cpus=4", "--object-store-memory=150000000"]
@@ -110,17 +113,21 @@ def cluster():
         processes = psutil.Process(head.pid).children(recursive=True)
         head.terminate()
         head.communicate()
-        for process in filter(psutil.Process.is_running, processes):
-            process.kill()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_ports(count):
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """Where nobody listens. Ray has to be told a number: one that the kernel never gives to those who let it choose,
+    and that is none of Ray's own for its workers, so that it is still free when Ray gets there."""
+    first_chosen = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = []
+    for port in random.sample(range(20_000, first_chosen), k=100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+    return ports[:count]
 
 
 NOT_CONNECTED = ("try again later", 'client_builder.py", line')
@@ -130,8 +137,8 @@ happens once in a while: the client then waits for a thread that waits for the s
 
 def told(command, env):
     """What the program told, once it could connect."""
-    for _ in range(30):
-        code, said = ended(command, env)
+    for within_s in (15, 30, *[60] * 28):  # one that hangs is found out soon, one that is slow gets its time
+        code, said = ended(command, env, within_s)
         if code == 0 or not any(excuse in said for excuse in NOT_CONNECTED):
             break
         threading.Event().wait(1.0)
@@ -139,12 +146,12 @@ def told(command, env):
     return json.loads(re.search(r"^told (.*)$", said, re.MULTILINE).group(1))
 
 
-def ended(command, env):
+def ended(command, env, within_s):
     """The exit code of the program and what it said; one that does not end is made to say where it is."""
     env = {**env, "PYTHONFAULTHANDLER": "1"}
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
-        said, _ = program.communicate(timeout=60)
+        said, _ = program.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
         program.send_signal(signal.SIGABRT)
         said, _ = program.communicate()

@@ -1,13 +1,13 @@
 """Trials of Ray Tune: what a scheduler does to them, what they cost, and what they leave."""
 
 import os
-import signal
 import threading
 
 import pytest
 import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
 from ray import tune
 from ray.tune import schedulers
+from trials import climb, lose_a_worker, stumble, training_func
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, RayEngine, Trainer, load_run
@@ -42,14 +42,18 @@ def runs(trainer):
     return {run.request["parent"]["trial_id"]: run for run in paceline.list_runs(trainer.logdir)}
 
 
-class FreeCPUs(tune.Callback):
-    """What the cluster has left while trials run."""
+class TakenCPUs(tune.Callback):
+    """Sees that trials take as many CPUs of the cluster as they should. It says so a moment after it is so."""
 
-    def __init__(self, ray):
-        self.seen, self._ray = [], ray
+    def __init__(self, ray, expected, wait_until):
+        self.ray, self.expected, self.wait_until, self.num_seen = ray, expected, wait_until, 0
 
     def on_trial_result(self, iteration, trials, trial, result, **info):
-        self.seen.append(self._ray.available_resources().get("CPU", 0))
+        self.wait_until(lambda: self.taken() == self.expected, f"{self.expected} taken CPUs")
+        self.num_seen += 1
+
+    def taken(self):
+        return self.ray.cluster_resources()["CPU"] - self.ray.available_resources().get("CPU", 0)
 
 
 class Results(tune.Callback):
@@ -64,11 +68,6 @@ class Results(tune.Callback):
 
 
 # --- the seed's example ----------------------------------------------------------------------------------------------
-
-
-def training_func(config):
-    for _ in range(config["num_epochs"]):
-        paceline.report(output=config["input"], worker_pid=os.getpid())
 
 
 def test_seed_example_on_warm_torch_workers(tmp_path, capsys):
@@ -97,9 +96,9 @@ def test_seed_example_on_warm_torch_workers(tmp_path, capsys):
         assert run.metrics["output"].tolist() == [trial.config["input"]] * 4, "two steps of two ranks"
 
 
-def test_workers_of_a_trial_can_be_local_processes(tmp_path, fit, ray_cluster):
+def test_workers_of_a_trial_can_be_local_processes(tmp_path, fit, ray_cluster, wait_until):
     trainer = trainer_for(tmp_path, num_workers=2, engine="local", cpus_per_worker=0.5)
-    cpus = FreeCPUs(ray_cluster)
+    cpus = TakenCPUs(ray_cluster, 1, wait_until)
     results = fit(
         trainer.to_tune_trainable(training_func),
         {"num_epochs": 2, "input": tune.grid_search([1, 2, 3])},
@@ -107,21 +106,11 @@ def test_workers_of_a_trial_can_be_local_processes(tmp_path, fit, ray_cluster):
     )
     assert results.get_best_result("output", "max").config == {"num_epochs": 2, "input": 3}
     assert len({result.metrics["worker_pid"] for result in results}) == 1
-    assert set(cpus.seen) == {ray_cluster.cluster_resources()["CPU"] - 1}
+    assert cpus.num_seen == 6
     assert {run.request["engine"] for run in runs(trainer).values()} == {"local"}
 
 
 # --- schedulers ------------------------------------------------------------------------------------------------------
-
-
-def climb(config):
-    """Counts steps, and keeps what every step was made with."""
-    state = paceline.load_checkpoint() or {"made_with": []}
-    made_with = list(state["made_with"])
-    while len(made_with) < config.get("num_steps", 6):
-        made_with.append(config["speed"])
-        paceline.save_checkpoint(made_with=made_with)
-        paceline.report(score=sum(made_with), made_with=list(made_with))
 
 
 def test_asha_stops_trials_where_they_are(tmp_path, fit):
@@ -204,79 +193,44 @@ def test_paused_trial_goes_on_where_it_was_in_its_own_folder(tmp_path, fit):
         assert [event["state"] for event in run.events if event["kind"] == "end"] == ["STOPPED", "SUCCEEDED"]
 
 
-def save_last(config):
-    paceline.report(score=1)
-    paceline.save_checkpoint(words="last")
-
-
-def test_checkpoint_after_the_last_report_is_tunes_too(tmp_path, fit):
-    strategy = CheckpointStrategy(num_to_keep=1)
-    [result] = fit(trainer_for(tmp_path).to_tune_trainable(save_last, checkpoint_strategy=strategy), {})
-    assert paceline.read_checkpoint(result.checkpoint.path) == {"words": "last"}
-    assert result.metrics["training_iteration"] == 1
-    assert result.metrics["score"] == 1
-
-
 # --- failures --------------------------------------------------------------------------------------------------------
-
-
-def stumble(config):
-    """Raises in its third step, at the first try or always."""
-    state = paceline.load_checkpoint() or {"num_steps": 0, "num_tries": 0}
-    num_tries = state["num_tries"] + 1
-    for num_steps in range(state["num_steps"] + 1, 5):
-        if num_steps == 3 and (num_tries == 1 or config["always"]):
-            raise LookupError("no third step")
-        paceline.report(num_steps=num_steps, num_tries=num_tries)
-        paceline.save_checkpoint(num_steps=num_steps, num_tries=num_tries)
 
 
 def test_trial_that_raises_is_tried_again_from_its_checkpoint(tmp_path, fit):
     trainer = trainer_for(tmp_path)
-    space = {"always": tune.grid_search([False, True])}
-    told = Results("num_steps")
-    results = fit(
-        trainer.to_tune_trainable(stumble),
-        space,
-        num_at_once=2,
-        failure_config=tune.FailureConfig(max_failures=1),
-        callbacks=[told],
-    )
-    mended, failed = sorted(results, key=lambda result: result.config["always"])
+    told, again = Results("num_steps"), tune.FailureConfig(max_failures=1)
+    [mended] = fit(trainer.to_tune_trainable(stumble), {}, failure_config=again, callbacks=[told])
     assert mended.error is None
     # It goes on from what was saved last; the last result comes again with the checkpoint that was saved after it.
     assert told.seen[mended.metrics["trial_id"]] == [1, 2, 3, 4, 4]
     assert paceline.read_checkpoint(mended.checkpoint.path) == {"num_steps": 4, "num_tries": 2}
     assert mended.metrics["num_tries"] == 2
+    assert [run.status.state for run in runs(trainer).values()] == ["SUCCEEDED"]
+    assert len(list(trainer.logdir.glob("run_*"))) == 1
+
+
+def test_trial_that_raises_and_may_not_try_again_has_failed(tmp_path, fit):
+    trainer = trainer_for(tmp_path)
+    [failed] = fit(trainer.to_tune_trainable(stumble), {})
     assert isinstance(failed.error, LookupError)
     assert "no third step" in str(failed.error)
-    states = {run.config["always"]: run.status.state for run in runs(trainer).values()}
-    assert states == {False: "SUCCEEDED", True: "FAILED"}
-    assert len(runs(trainer)) == len(list(trainer.logdir.glob("run_*")))
+    assert [run.status.state for run in runs(trainer).values()] == ["FAILED"]
 
 
-def lose_a_worker(config):
-    state = paceline.load_checkpoint() or {"num_steps": 0}
-    for num_steps in range(state["num_steps"] + 1, 4):
-        if num_steps == 2 and paceline.world_rank() == 1 and not state["num_steps"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        paceline.report(rank=paceline.world_rank(), cwd=os.getcwd())
-        paceline.save_checkpoint(num_steps=num_steps)
-        if not state["num_steps"]:
-            paceline.load_checkpoint()  # waits until it is committed
-
-
-def test_worker_is_killed_in_a_trial_and_resources_are_exact(tmp_path, fit, ray_cluster):
+def test_worker_is_killed_in_a_trial_and_resources_are_exact(tmp_path, fit, ray_cluster, wait_until):
     trainer = trainer_for(tmp_path, num_workers=2, cpus_per_worker=0.75, engine=RayEngine(spare_workers=1))
-    cpus = FreeCPUs(ray_cluster)
-    [result] = fit(trainer.to_tune_trainable(lose_a_worker, all_ranks=True), {}, callbacks=[cpus])
+    cpus = TakenCPUs(ray_cluster, 2.25, wait_until)  # two workers, one spare, nothing else
+    strategy = CheckpointStrategy(num_to_keep=1)
+    trainable = trainer.to_tune_trainable(lose_a_worker, all_ranks=True, checkpoint_strategy=strategy)
+    [result] = fit(trainable, {}, callbacks=[cpus])
     assert result.error is None
     assert list(result.metrics_dataframe["training_iteration"]) == [1, 2, 3, 3]
+    assert paceline.read_checkpoint(result.checkpoint.path) == {"num_steps": 3}, "saved after the last report"
     assert (result.metrics["rank"], result.metrics["rank_1"]["rank"]) == (0, 1)
     assert result.metrics["cwd"] == os.getcwd(), "the function runs where it would have run without Tune"
     run = load_run(trainer.logdir)
     assert "worker_died" in [event["kind"] for event in run.events]
-    assert set(cpus.seen) == {ray_cluster.cluster_resources()["CPU"] - 2.25}, "two workers, one spare, nothing else"
+    assert cpus.num_seen == 4
 
 
 def test_max_retries_and_other_arguments_are_the_trainers(tmp_path, fit):
@@ -288,15 +242,18 @@ def test_max_retries_and_other_arguments_are_the_trainers(tmp_path, fit):
 # --- without to_tune_trainable ---------------------------------------------------------------------------------------
 
 
-def tune_by_hand(config):
-    trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=config["logdir"])
-    for reports in trainer.run_iterator(training_func, {"num_epochs": 2, "input": config["input"]}):
-        tune.report({"output": reports[1]["output"]})
-    trainer.shutdown()
+def test_tune_function_that_builds_a_trainer_uses_the_bundles_of_its_trial(tmp_path, fit, ray_cluster, wait_until):
+    def train(config):
+        for _ in range(2):
+            paceline.report(output=config["input"])
 
+    def tune_by_hand(config):
+        trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=config["logdir"])
+        for reports in trainer.run_iterator(train, {"input": config["input"]}):
+            tune.report({"output": reports[1]["output"]})
+        trainer.shutdown()
 
-def test_tune_function_that_builds_a_trainer_uses_the_bundles_of_its_trial(tmp_path, fit, ray_cluster):
-    cpus = FreeCPUs(ray_cluster)
+    cpus = TakenCPUs(ray_cluster, 3, wait_until)
     resources = tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}, {"CPU": 1}])
     [result] = fit(
         tune.with_resources(tune_by_hand, resources),
@@ -306,7 +263,7 @@ def test_tune_function_that_builds_a_trainer_uses_the_bundles_of_its_trial(tmp_p
     )
     assert result.metrics["output"] == 5
     assert result.metrics["training_iteration"] == 2
-    assert set(cpus.seen) == {ray_cluster.cluster_resources()["CPU"] - 3}
+    assert cpus.num_seen == 2
     run = load_run(tmp_path / "runs")
     assert run.request["engine"] == "ray"
     assert run.status.state == "SUCCEEDED"

@@ -59,7 +59,7 @@ class Driver:
 
     def find(self, rank, id):
         with self._turn:
-            return self.saved.find(id, self.ledger)
+            return self.saved.find(id, rank, self.ledger)
 
 
 class Ears:

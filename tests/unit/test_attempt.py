@@ -4,7 +4,18 @@ import math
 
 import pytest
 
-from paceline.control.attempt import SETTLE_S, SETTLE_SUSPECT_S, Attempt, Facts, Phase, State, Wish, advance
+from paceline.control.attempt import (
+    AGREE_S,
+    SETTLE_S,
+    SETTLE_SUSPECT_S,
+    Attempt,
+    Facts,
+    Phase,
+    State,
+    StopAgreement,
+    Wish,
+    advance,
+)
 from paceline.recording.gather import Mismatch
 from paceline.workers.base import Asked, Died, Raised
 
@@ -120,3 +131,42 @@ def test_turn_is_granted_when_the_next_step_is_wanted_and_the_clock_starts_anew(
     assert group.given == [0]
     assert attempt.progress == [9.0, 0.0]
     assert [turn.rank for turn in attempt.turns] == [1]
+
+
+def asked(rank, number):
+    return Asked(rank, 1, "stop", number)
+
+
+def test_all_stop_at_the_furthest_call():
+    stops = StopAgreement()
+    stops.take(0, asked(0, 12), now=0.0)
+    assert stops.settle({0, 1}, now=0.1) == []
+    stops.take(1, asked(1, 20), now=0.2)
+    assert stops.settle({0, 1}, now=0.2) == [(asked(0, 12), 20), (asked(1, 20), 20)]
+
+
+def test_rank_that_has_passed_its_call_is_met_at_the_next():
+    """It waits for the other in a collective of the next step."""
+    stops = StopAgreement()
+    stops.take(0, asked(0, 12), now=0.0)
+    assert stops.settle({0, 1}, now=AGREE_S) == [(asked(0, 12), None)], "go on"
+    stops.take(1, asked(1, 13), now=1.0)
+    stops.take(0, asked(0, 13), now=1.1)
+    assert [answer for _, answer in stops.settle({0, 1}, now=1.1)] == [13, 13]
+
+
+def test_rank_that_does_not_look_is_not_waited_for():
+    stops = StopAgreement()
+    answers = []
+    for number in range(1, 4):
+        stops.take(0, asked(0, number), now=10.0 * number)
+        answers += [answer for _, answer in stops.settle({0, 1}, now=10.0 * number + AGREE_S)]
+    assert answers == [None, None, 3]
+    stops.take(1, asked(1, 9), now=99.0)
+    assert stops.settle({0, 1}, now=99.0) == [(asked(1, 9), 3)], "at once, then"
+
+
+def test_rank_that_has_ended_is_not_waited_for():
+    attempt = Attempt(None, Facts(3, values={2: "done"}, died=[Died(1, "x")]), [0.0] * 3)
+    attempt.stops.take(0, asked(0, 5), now=0.0)
+    assert attempt.stops.settle(attempt.running(), now=0.0) == [(asked(0, 5), 5)]

@@ -187,9 +187,9 @@ def test_an_object_with_the_three_methods_is_a_callback():
             r"callbacks\[1\] is of type int.*start_training, handle_result, finish_training",
         ),
         ([JsonLoggerCallback], r"callbacks\[0\] is the class JsonLoggerCallback.*JsonLoggerCallback\(...\)"),
-        (SGDCallback(), r"got SGDCallback. Put it in a list"),
+        (SGDCallback(), r"got Callback. Put it in a list"),
         (SGDCallback, r"got type. Put it in a list"),
-        (7, r"must be a list of SGDCallback objects, got int\.$"),
+        (7, r"must be a list of Callback objects, got int\.$"),
     ],
 )
 def test_not_a_list_of_callbacks(callbacks, message):
@@ -203,3 +203,44 @@ def test_none_and_an_empty_list_are_no_callbacks():
         callback_list.handle_result([{}])
         assert len(callback_list) == 0
         assert list(callback_list) == []
+
+
+def with_method(name, method):
+    return type("Mine", (SGDCallback,), {name: method})()
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("handle_result", lambda self: None),
+        ("start_training", lambda self, logdir, config: None),
+        ("finish_training", lambda self, error: None),
+        ("handle_checkpoint", lambda self, checkpoint, more: None),
+        ("handle_restart", lambda self, attempt, reason: None),
+        ("handle_resize", lambda self, former, **info: None),
+    ],
+)
+def test_signature_that_cannot_work_is_refused(name, method):
+    with pytest.raises(ArgumentTypeError, match=rf"\[0\]: Mine.{name}.* Write it as `def {name}\(self, .*info"):
+        CallbackList([with_method(name, method)])
+
+
+def test_coroutine_is_refused():
+    async def handle_result(self, results, **info):
+        pass
+
+    with pytest.raises(ArgumentTypeError, match="nobody would await"):
+        CallbackList([with_method("handle_result", handle_result)])
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("handle_result", lambda self, results: None),
+        ("handle_result", lambda self, *args, **kwargs: None),
+        ("finish_training", lambda self, error, exception, status: None),
+        ("start_training", staticmethod(lambda **all_of_it: None)),
+    ],
+)
+def test_signature_that_works_is_accepted(name, method):
+    CallbackList([with_method(name, method)])

@@ -193,3 +193,16 @@ def test_restarts_of_earlier_drivers_are_not_counted():
     callback.handle_restart(5, "rank 1 was killed", cause="loss")
     callback.finish_training(status="SUCCEEDED")
     assert " · 1 restart → " in summary(progress).plain
+
+
+def test_a_frame_shows_what_workers_have_not_finished():
+    callback = started(terminal())
+    try:
+        callback.show_unfinished({rank: f"\x1b[32m{rank}0%\x1b[0m" + "=" * 200 for rank in range(10)})
+        frame = shown(ProgressView(callback._progress)).splitlines()
+    finally:
+        callback.finish_training()
+    assert frame[2].startswith("  [rank 0] 00%===")
+    assert len(frame[2]) <= 100, "one line for each rank"
+    assert frame[-2].startswith("  [rank 7] 70%")
+    assert frame[-1] == "  +2 more ranks"

@@ -397,6 +397,13 @@ def test_too_deep_a_structure_is_refused():
         encode({"x": deep})
 
 
+def test_key_that_cannot_be_printed():
+    state = {"table": {10**5000: b"x" * 2000, (10**5000, 1): b"y" * 2000}, "number": 10**5000}
+    assert copy_of(state) == state
+    with pytest.raises(CheckpointValueError, match=r"'table\[a very large int\]' is a object"):
+        encode({"table": {10**5000: object()}})
+
+
 def state_dir(tmp_path, tree, blocks=None):
     """The two files as an attacker could write them, without an encoder."""
     (tmp_path / STATE_FILE).write_text(json.dumps(tree))

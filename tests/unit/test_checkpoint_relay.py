@@ -255,3 +255,20 @@ def test_nothing_outside_of_the_run_can_be_reached(tmp_path, root, relay, reques
 def test_what_is_not_a_workers_to_ask_is_the_askers_error(relay, root, asking, wish):
     with pytest.raises(ValueError, match=f"cannot '{wish}'"):
         asking(relay)((wish, str(root)))
+
+
+def test_what_goes_to_the_memory_of_the_driver_is_on_no_disk_on_the_way(root, tmp_path, asking, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    storage = MemoryStorage(str(root))
+    ask, seen = asking(StorageRelay(storage, None)), []
+
+    def watched(request):
+        answer = ask(request)
+        seen.append((request[0], os.listdir(tmp_path)))
+        return answer
+
+    data = bytes(range(256)) * (CHUNK_BYTES // 256)
+    RelayedStorage(str(root), watched).put(DRAFT, [MemoryFile("a", [data, data]), MemoryFile("b", [b"1"])])
+    assert seen == [("send", []), ("send", []), ("send", []), ("put", [])]
+    storage.commit(DRAFT, MANIFEST, ["a", "b"])
+    assert storage.read("one", "a") == data + data

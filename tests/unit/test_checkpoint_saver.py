@@ -2,23 +2,28 @@
 
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, snapshot
-from paceline.checkpoints.part import CommittedFound, DraftFound
+from paceline.checkpoints.part import CommittedFound, DraftFound, Part
 from paceline.checkpoints.reading import load_through
 from paceline.checkpoints.storage.landmark import open_in_worker
 from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import (
     ArgumentError,
     CheckpointDamagedError,
+    CheckpointError,
     CheckpointNotFoundError,
     CheckpointValueError,
     CheckpointWriteError,
 )
+from paceline.recording.ledger import Cut
+from paceline.recording.saved import Saved
+from paceline.runs import RunRequest
 from paceline.testing import as_worker
 
 
@@ -176,6 +181,8 @@ def test_checkpoint_that_other_ranks_resume_from_is_not_pruned(driver):
     again.close()
     assert [info.id for info in CheckpointStore(driver.saved.root).list()] == [1, 3]
     assert late.load() == ({"step": 1}, True)
+    driver.saved.close()
+    assert [info.id for info in CheckpointStore(driver.saved.root).list()] == [3], "it is spared while the run lasts"
 
 
 def test_rank_takes_a_newer_one_when_its_own_is_pruned(driver):
@@ -229,6 +236,24 @@ def test_another_run_uses_the_folder(driver):
     with pytest.raises(CheckpointWriteError, match=r"another run uses this folder"):
         saver.close()
     assert load(CheckpointStore(driver.saved.root).path_of(1)) == {"whose": "another's"}
+
+
+def test_another_run_has_saved_at_the_same_moment(driver):
+    driver = driver()
+    theirs = CheckpointStore(driver.saved.root).write(1, snapshot({"whose": "another's"}), saved_at=5.0)
+    with pytest.raises(CheckpointWriteError, match=r"another run uses this folder"):
+        driver.saved.commit(Cut(1, (Part(1, 0, 0, theirs.time),)))
+
+
+def test_resumed_run_leaves_what_was_in_its_folder_before_it_began(tmp_path):
+    request = RunRequest(train_func=print, first_checkpoint_id=4)
+    store = CheckpointStore(tmp_path)
+    store.write(3, snapshot({"whose": "another's"}))
+    start, _ = Saved(request, str(tmp_path), is_resumed=True).begin(1)
+    assert (start.checkpoint, start.first_id) == (None, 4)
+    mine = store.write(4, snapshot({"whose": "mine"}))
+    start, _ = Saved(request, str(tmp_path), is_resumed=True).begin(1)
+    assert (start.checkpoint, start.first_id) == (mine.path, 5)
 
 
 def test_ids_continue_in_the_next_attempt_and_what_was_drafted_is_gone(driver):
@@ -410,3 +435,66 @@ def test_load_through_reads_a_part_only_for_a_rank(driver, tmp_path):
     assert load_through(LocalStorage, path).per_rank is None
     assert load_through(LocalStorage, path, rank=0, world_size=1).per_rank == {"mine": True}
     assert load_through(LocalStorage, path, rank=0, world_size=2).per_rank is None
+
+
+def test_threads_that_save_at_once_save_one_after_the_other(driver):
+    driver = driver()
+    saver = driver.saver()
+    barrier, errors = threading.Barrier(4), []
+
+    def save(number):
+        try:
+            barrier.wait(60)
+            for _ in range(4):
+                saver.save({"number": number, "data": bytes([number]) * 5000}, None, None, 0)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    saver.close()
+    assert errors == []
+    assert sorted(info.id for info in driver.infos) == list(range(1, 17))
+    for info in driver.infos:
+        checkpoint = load(info.path)
+        assert checkpoint["data"] == bytes([checkpoint["number"]]) * 5000
+
+
+def test_save_in_the_middle_of_a_save(driver):
+    """As a signal handler may do; here, it is a score that does it."""
+
+    class Interrupting:
+        shape = ()
+
+        def item(self):
+            saver.save({"step": 1}, None, None, 1)
+
+    saver = driver(checkpoint_strategy=CheckpointStrategy(checkpoint_score_attribute="step")).saver()
+    with pytest.raises(CheckpointError, match="in the middle of another such call of this thread"):
+        saver.save({"step": Interrupting()}, None, None, 1)
+    saver.save({"step": 2}, None, None, 2)
+    assert loaded(saver) == {"step": 2}
+
+
+def test_number_of_a_checkpoint_that_was_deleted_is_not_given_again(driver, tmp_path):
+    run = driver()
+    saver = run.saver()
+    saver.save({"step": 1}, None, None, 1)
+    saver.close()
+    shutil.rmtree(tmp_path / "checkpoints")
+    run.begin()
+    assert run.start.first_id == 2
+
+
+def test_what_was_reported_and_saved_is_safe_before_a_rank_waits_for_the_driver(driver):
+    saver = driver().saver()
+    ears, said = saver._driver, []
+    ask, ears.flush = ears.ask, lambda: said.append("flush")
+    ears.ask = lambda *args, **kwargs: said.append("ask") or ask(*args, **kwargs)
+    saver.save({"step": 1}, None, None, 1)
+    assert loaded(saver)["step"] == 1
+    assert said == ["flush", "ask"]
+    saver.close()

@@ -3,6 +3,7 @@ tests/contract/test_storages.py."""
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,31 @@ def test_file_of_another_writer_survives_a_failed_put(tmp_path):
     storage.commit(draft, MANIFEST, ["a"])
     assert storage.read("one", "a") == b"1"
     assert sorted(os.listdir(tmp_path / "one")) == ["a", "checkpoint.json"]
+
+
+class Interrupting:
+    """A file during whose writing something else happens."""
+
+    name = "b"
+
+    def __init__(self, happens):
+        self.chunks = lambda: (memoryview(data) for data in (happens() or b"2",))
+
+
+def test_draft_is_dropped_while_it_is_being_written(tmp_path):
+    storage, draft = LocalStorage(tmp_path), Draft("one", "token")
+    for last in ("c", "ranks/0/c"):
+        storage.put(draft, [FILE, Interrupting(lambda: storage.discard(draft)), MemoryFile(last, [b"3"])])
+        assert os.listdir(tmp_path) == []
+    with pytest.raises(FileNotFoundError):  # who asks for it all the same hears that it is not there
+        storage.commit(draft, MANIFEST, ["a"])
+
+
+def test_root_is_deleted_while_a_draft_is_being_written(tmp_path):
+    storage = LocalStorage(tmp_path / "root")
+    happens = Interrupting(lambda: shutil.rmtree(tmp_path / "root"))
+    with pytest.raises(FileNotFoundError):
+        storage.put(Draft("one", "token"), [happens, MemoryFile("c", [b"3"])])
 
 
 def test_file_from_a_workspace_is_linked_on_the_same_disk(tmp_path):
@@ -154,3 +180,16 @@ def test_split_path():
     assert split_path("/a/b/c/") == ("/a/b", "c")
     assert split_path("s3://bucket/x/c") == ("s3://bucket/x", "c")
     assert split_path("rel") == (str(Path.cwd()), "rel")
+
+
+def test_another_process_deletes_it_first(tmp_path):
+    class TooLate(LocalStorage):
+        """Somebody else is faster, just after it was seen."""
+
+        def workspace(self):
+            shutil.rmtree(tmp_path / "one")
+            return super().workspace()
+
+    write(LocalStorage(tmp_path), "one")
+    TooLate(tmp_path).delete("one")
+    assert os.listdir(tmp_path) == []

@@ -278,6 +278,13 @@ def test_manifest_says_who_is_in_it():
     assert (manifest.info("here").world_size, manifest.info("here").num_bytes) == (3, 7)
 
 
+@pytest.mark.parametrize(("world_size", "ranks"), [(2, (0, 2)), (2, (-1, 0)), (0, ()), (10**9, (0,))])
+def test_ranks_that_cannot_be_are_not_believed(world_size, ranks):
+    data = Manifest(5, 1.5, None, 7, (), world_size, ranks).to_bytes()
+    with pytest.raises(CheckpointDamagedError, match="there cannot be the ranks"):
+        Manifest.from_bytes(data, "here")
+
+
 def put_part(store, id, rank, files, iteration=0, score=None):
     store.put(id, files)
     return Part(id, rank, iteration, float(rank), tuple(map(record_of, files)), score)

@@ -324,3 +324,15 @@ def test_listener_that_raises_is_heard(tmp_path):
     with pytest.raises(RuntimeError, match="driver is gone"):
         writer.flush()
     writer.close()
+
+
+def test_directory_that_is_none_is_told_before_the_one_before_is_written(tmp_path):
+    storage = GatedStorage(tmp_path / "root")
+    record = Record(storage)
+    record.writer.save(1, Content({"x": 1}))
+    assert storage.started.wait(60)
+    with pytest.raises(ArgumentError, match="no_such"):
+        record.writer.save(2, Content({"x": 2}, directory=tmp_path / "no_such"))
+    assert record.ids == []
+    storage.gate.set()
+    record.writer.close()

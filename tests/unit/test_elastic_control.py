@@ -199,11 +199,16 @@ def test_worker_that_dies_while_the_driver_is_being_terminated_is_not_replaced()
 
 def test_users_own_sigterm_handler_stays():
     got = []
+    engine = ScriptedEngine([[[*reports(1), *reports(1, start=2), returns("a")]]])
+    trainer = Trainer(backend=BackendConfig(), engine=engine, num_workers=1, logdir="elastic_control")
     before = signal.signal(signal.SIGTERM, lambda *args: got.append(args))
     try:
-        values, _, _ = run([[*reports(1), returns("a")]], num_workers=1)
+        iterator = trainer.run_iterator(lambda: None)
+        next(iterator)
         os.kill(os.getpid(), signal.SIGTERM)
+        assert len(got) == 1, "while the run goes on"
+        assert iterator.get_final_results(force=True) == ["a"]
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert values == ["a"]
-    assert len(got) == 1
+    assert not engine.groups[0].stop_requested
+    assert paceline.load_run(trainer.latest_run_dir).status.state == "SUCCEEDED"

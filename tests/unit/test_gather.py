@@ -104,3 +104,12 @@ def test_steps_keep_rank_order(world_size):
     steps = [gather.add(rank, report(rank=rank)) for rank in reversed(range(world_size))]
     assert steps[:-1] == [None] * (world_size - 1)
     assert [item["rank"] for item in steps[-1]] == list(range(world_size))
+
+
+def test_mismatch_is_known_whoever_ended_last():
+    gather = Gather(2)
+    for rank in (0, 1, 1):
+        gather.add(rank, {})
+    gather.end(0)
+    gather.end(1)
+    assert "rank 0 ended after 1" in str(gather.mismatch())

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -130,13 +131,74 @@ def test_only_so_many_wait_for_a_slow_rank():
     add(ledger, *[part(id, 0) for id in range(1, MOST_WAITING + 4)])
     assert ledger.take_lost() == [], "nobody may be behind: we have only not listened"
     ledger.give_up_excess()
-    assert ledger.take_lost() == [MOST_WAITING, MOST_WAITING + 1, MOST_WAITING + 2], "the oldest and the newest stay"
+    assert ledger.take_lost() == [2, 4, 6], "the oldest and the newest stay, and some between them"
+    assert ledger.find(4) == (5, {0: part(5, 0)}), "who has saved it finds something newer"
     newest = MOST_WAITING + 3
-    assert ledger.find(MOST_WAITING) == (newest, {0: part(newest, 0)}), "who has saved it finds something newer"
     add(ledger, *[part(id, 1) for id in range(2, newest + 1)])
-    assert list(ranks_of(ledger.take_complete([0, 0]))) == [*range(1, MOST_WAITING), newest]
-    assert ledger.take_lost() == [MOST_WAITING, MOST_WAITING + 1, MOST_WAITING + 2], "and what came too late for them"
+    assert list(ranks_of(ledger.take_complete([0, 0]))) == [id for id in range(1, newest + 1) if id not in (2, 4, 6)]
+    assert ledger.take_lost() == [2, 4, 6], "and what came too late for them"
     assert ledger.mismatch() is None
+
+
+def test_those_that_wait_are_spread_evenly():
+    ledger = Ledger(2, 1)
+    ledger.add(part(1, 1, own=True))
+    for id in range(1, 1000):
+        ledger.add(part(id, 0))
+        ledger.give_up_excess()
+    ledger.take_lost()
+    waiting = [id for id in range(1, 1000) if not ledger.is_given_up(id)]
+    assert len(waiting) == MOST_WAITING
+    assert max(after - before for before, after in pairwise(waiting)) <= 300, waiting
+
+
+def test_what_takes_no_room_may_wait():
+    """Rank 1, with nothing to write, is far ahead of rank 0."""
+    ledger = Ledger(2, 1)
+    add(ledger, *[part(id, 1) for id in range(1, 100)])
+    for id in range(1, 50):
+        ledger.give_up_excess()
+        ledger.add(part(id, 0))
+        assert ranks_of(ledger.take_complete([0, 0])) == {id: [0, 1]}
+
+
+def test_who_has_something_of_its_own_finds_no_checkpoint_without_it():
+    ledger = Ledger(2, 1)
+    add(ledger, part(1, 1, own=True), part(1, 0), part(2, 0))
+    ledger.fail(1, 1)
+    assert ledger.find(1, rank=0) == (2, {0: part(2, 0)})
+    assert ledger.find(1, rank=1) is None
+    ledger.add(part(2, 1, own=True))
+    assert ledger.find(1, rank=1)[0] == 2
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_ranks_that_leave_at_different_steps(own):
+    ledger = Ledger(2, 1)
+    add(ledger, part(1, 0, 10, own), part(1, 1, 10, own))
+    assert ranks_of(ledger.take_complete([12, 20])) == {1: [0, 1]}
+    ledger.leave()
+    add(ledger, part(2, 0, 12, own), part(2, 1, 20, own))
+    assert ranks_of(ledger.take_complete([12, 20])) == ({} if own else {2: [0, 1]}), "what is of two steps is no cut"
+    assert ledger.take_lost() == ([2] if own else [])
+
+
+def test_rank_that_always_saves_one_report_later_is_at_the_same_step():
+    ledger = Ledger(2, 1)
+    add(ledger, part(1, 0, 9, own=True), part(1, 1, 10, own=True))
+    assert ranks_of(ledger.take_complete([12, 20])) == {1: [0, 1]}
+    ledger.leave()
+    add(ledger, part(2, 0, 11, own=True), part(2, 1, 12, own=True))
+    assert ranks_of(ledger.take_complete([12, 20])) == {2: [0, 1]}
+
+
+def test_rank_that_reports_more_while_it_leaves_may_still_save():
+    ledger = Ledger(2, 1)
+    ledger.leave()
+    ledger.add(part(1, 0, 3))
+    assert ledger.take_complete([3, 9]) == []
+    ledger.end(1)
+    assert ranks_of(ledger.take_complete([3, 9])) == {1: [0]}
 
 
 def test_rank_0_may_be_the_slow_one():
@@ -250,8 +312,14 @@ def test_rank_was_behind():
     assert saved_by_rank_0_alone(3).take_salvage([3, 2]) == []
 
 
+def test_rank_that_has_never_saved_may_have_something_of_its_own():
+    ledger = Ledger(2, 1)
+    add(ledger, part(1, 0, 1))
+    assert ledger.take_salvage([1, 1]) == []
+
+
 def test_rank_had_come_so_far_since_an_earlier_attempt():
-    ledger = Ledger(2, 4, first_iteration=10)
+    ledger = Ledger(2, 4, first_iteration=10, former_savers=[0, 1])
     add(ledger, part(4, 0, 12))
     assert ledger.take_salvage([2, 1]) == []
     assert ranks_of(ledger.take_salvage([2, 2])) == {4: [0]}
@@ -594,7 +662,8 @@ def test_any_order_of_messages_and_any_kill():
             everybody = set(range(world.size))
             whole = [id for id in world.ids if all((rank, id) in drive.there for rank in everybody)]
             assert latest >= max(whole, default=0), "all parts were there"
-            if world.savers == everybody and not world.owners:
+            have_saved = all(any((rank, id) in drive.there for id in world.ids) for rank in everybody)
+            if world.savers == everybody and not world.owners and have_saved:
                 fewest = world.first_iteration + min(drive.counts)
                 good = [id for id in world.ids if (0, id) in drive.there and world.iteration_of(id) <= fewest]
                 assert latest == max(good, default=0), "nothing but the shared state was needed"
@@ -606,3 +675,18 @@ def test_any_order_of_messages_and_any_kill():
         seen["with own"] += bool(world.owners and drive.committed)
         seen["failed"] += bool(drive.failed)
     assert min(seen.values()) > 15, f"the cases are not worth much: {seen}"
+
+
+def test_first_reason_why_a_checkpoint_could_not_be_written_is_kept():
+    ledger = Ledger(2, 1)
+    ledger.fail(1, 1, "no space")
+    ledger.fail(0, 1, "rank 1 could not")
+    assert ledger.failed == {1: "no space"}
+
+
+def test_rank_that_ended_with_fewer_reports_than_a_checkpoint_stands_for_is_not_left_out():
+    ledger = Ledger(2, 1)
+    ledger.add(part(1, 0, iteration=3))
+    ledger.end(1)
+    assert ledger.take_complete([3, 1]) == [], "step 3 is not one of all ranks"
+    assert ranks_of(ledger.take_complete([3, 0])) == {1: [0]}, "who never reports is not waited for"

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -152,3 +152,16 @@ def test_a_broken_collective_waits_longer_for_its_cause_and_a_death_not_at_all()
     suspect = settle_s(Facts(raised=[BROKEN]), is_suspect)
     own = settle_s(Facts(raised=[OWN]), is_suspect)
     assert suspect > own > settle_s(Facts(died=[DEATH], raised=[BROKEN]), is_suspect) == 0
+
+
+def test_worker_that_was_told_to_leave_and_died_explains_the_exceptions_of_others():
+    facts = Facts(died=[DEATH], raised=[replace(OWN, rank=0)], preempted={1: "got SIGTERM"})
+    assert judge(facts) == Restart("rank 1 got SIGTERM", "preemption")
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [("loss", Budget(num_losses=1)), ("preemption", Budget(num_preemptions=1)), ("growth", Budget())],
+)
+def test_each_cause_has_its_own_budget_and_growth_costs_nothing(cause, expected):
+    assert Budget().after(cause) == expected

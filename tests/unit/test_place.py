@@ -18,6 +18,16 @@ def test_what_we_tell_a_worker_reads_back():
     assert place_from_environ(rank_environ(place)) == place
 
 
+def test_a_worker_looks_launched(monkeypatch):
+    """By what Lightning asks, which otherwise starts processes of its own."""
+    from torch.distributed import is_torchelastic_launched
+
+    assert not is_torchelastic_launched()
+    for name, value in rank_environ(Place(1, 1, 0, 2, 2)).items():
+        monkeypatch.setenv(name, value)
+    assert is_torchelastic_launched()
+
+
 def test_launcher_that_sets_rank_and_world_size_only():
     assert place_from_environ({"RANK": "1", "WORLD_SIZE": "2"}) == Place(1, 1, 0, 2, 2)
 

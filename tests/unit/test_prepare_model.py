@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline import session
 from paceline.errors import ArgumentTypeError, TrainerStateError
-from paceline.prepare import accelerate, get_device, prepare_model
+from paceline.prepare import accelerate, get_device, prepare_model, unwrap_model
 from paceline.prepare.device import device_at, move_batch
 from paceline.prepare.model import ddp_defaults
 from paceline.prepare.nesting import map_tensors
@@ -226,3 +226,13 @@ def test_packed_sequence_moves_whole():
     moved = move_batch((packed,), META)[0]
     assert type(moved) is type(packed)
     assert moved.data.device == META
+
+
+def test_unwrap_model_finds_the_bare_module():
+    bare = nn.Linear(2, 2)
+    compiled = nn.Module()  # as torch.compile makes it, which takes seconds
+    compiled.add_module("_orig_mod", nn.DataParallel(bare))
+    for model in (bare, prepare_model(bare), nn.DataParallel(bare), compiled):
+        assert unwrap_model(model) is bare
+    with pytest.raises(ArgumentTypeError, match="unwrap_model was given 3 of type int"):
+        unwrap_model(3)

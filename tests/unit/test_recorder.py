@@ -25,13 +25,8 @@ class Run:
         self.now = 0.0
         request = RunRequest(train_func=print, checkpoint_strategy=strategy or CheckpointStrategy())
         folder = RunFolder.create(logdir)
-        self.recorder = Recorder(
-            request,
-            folder,
-            CallbackList(callbacks),
-            checkpoint_root(request, folder),
-            clock=lambda: self.now,
-        )
+        root = checkpoint_root(request, folder)
+        self.recorder = Recorder(request, folder, CallbackList(callbacks), root, clock=lambda: self.now)
         self.steps = []
         self.recorder.on_step = self.steps.append
         self.recorder.open(2, 2)
@@ -236,6 +231,60 @@ def test_rank_0_of_several_gets_its_own_back(monkeypatch):
         paceline.save_checkpoint(per_rank={"mine": 2})
 
 
+def test_what_was_begun_behind_a_url_is_dropped_at_the_end(tmp_path):
+    run = Run(tmp_path / "runs", strategy=CheckpointStrategy(storage_path="memory://begun"))
+    for id, ranks in ((1, (0, 1)), (2, (0,))):
+        for rank in ranks:
+            run.save(rank, id)
+    assert run.store.storage.names() == ["checkpoint_000001", "checkpoint_000002"]
+    run.recorder.settle()
+    assert run.store.storage.names() == ["checkpoint_000001"]
+    run.recorder.close("STOPPED", None, None)
+
+
+def test_steps_before_a_checkpoint_are_on_disk_before_it_counts(tmp_path):
+    class Look(SGDCallback):
+        def handle_checkpoint(self, checkpoint, **info):
+            self.seen = paceline.load_run(run.recorder.folder.path).metrics["_training_iteration"].tolist()
+
+    look = Look()
+    run = Run(tmp_path / "runs", [look])
+    for rank in (0, 1):
+        run.report(rank)
+    for rank in (0, 1):
+        run.save(rank, 1)
+    run.recorder.close("STOPPED", None, None)
+    assert look.seen == [1, 1]
+
+
+def test_callback_cannot_change_the_steps_of_an_iterator(tmp_path):
+    class Careless(SGDCallback):
+        def handle_result(self, results, **info):
+            results[0]["rank"] = "changed"
+
+    run, steps = Run(tmp_path / "runs", [Careless()]), []
+    run.recorder.on_step = steps.append
+    for rank in (0, 1):
+        run.report(rank)
+    run.recorder.close("STOPPED", None, None)
+    assert [report["rank"] for report in steps[0]] == [0, 1]
+
+
+def test_rank_that_had_something_of_its_own_before_a_restart_is_missed_after_it(run):
+    """Rank 1 is lost before it can save again: what it had of its own must not be left behind."""
+    for rank in (0, 1):
+        run.report(rank)
+        run.save(rank, 1, own=rank == 1)
+    run.recorder.settle()
+    start, _ = run.recorder.begin([3, 4])
+    run.store = CheckpointStore(start.root, token=start.token)
+    for rank in (0, 1):
+        run.report(rank)
+    run.save(0, 2, own=False)
+    run.recorder.settle()
+    assert run.latest == (1, (0, 1))
+
+
 class Reader(SGDCallback):
     """Reads each checkpoint that it is told about; raises at one of them."""
 
@@ -277,17 +326,20 @@ def test_callback_raises_at_the_first_of_several_checkpoints(tmp_path):
 
 
 def test_callback_raises_when_the_last_checkpoint_is_committed_at_the_end(tmp_path):
-    run = Run(tmp_path / "runs", [Reader(raises_at=1)])
+    run = Run(tmp_path / "runs", [Reader(raises_at=2)])
+    for rank in (0, 1):
+        run.report(rank)
+        run.save(rank, 1, own=False)
+    for rank in (0, 1):
+        run.report(rank)
+    run.save(0, 2, own=False)
     run.report(0)
-    run.report(1)
-    run.save(0, 1, own=False)
-    run.report(0)
-    run.store.put(2, snapshot({}).files())
-    run.recorder.take(0, "saving", 2)
+    run.store.put(3, snapshot({}).files())
+    run.recorder.take(0, "saving", 3)
     with pytest.raises(ValueError, match="the reader is full"):
         run.recorder.settle()
     assert [name for name in os.listdir(run.store.root) if name.endswith(".draft")] == []
     run.recorder.folder.flush()
     steps = paceline.load_run(run.recorder.folder.path).metrics.step
-    assert list(steps) == [1, 1, 2], "and what no other rank has matched is kept"
+    assert list(steps) == [1, 1, 2, 2, 3], "and what no other rank has matched is kept"
     run.recorder.close("STOPPED", None, None)

@@ -1,10 +1,13 @@
 """Reports as bytes: plain values take the short way, everything else arrives all the same."""
 
+import os
+
 import numpy as np
 import pytest
 
 from paceline.testing import as_worker
-from paceline.workers.reports import ReportReader, pack, unpack
+from paceline.workers.framing import FrameReader, framed, write_frame
+from paceline.workers.reports import pack, unpack
 
 
 def packed(metrics, iteration=1):
@@ -31,21 +34,36 @@ def test_time_that_the_user_measured_is_kept():
     assert unpack(packed({"_time_this_iter_s": 9.0}))["_time_this_iter_s"] == 9.0
 
 
+@pytest.fixture
+def pipe():
+    """The reading end, which does not block, and the writing end."""
+    ends = os.pipe()
+    os.set_blocking(ends[0], False)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
-def test_stream_in_pieces_of_any_size(size):
+def test_stream_in_pieces_of_any_size(pipe, size):
     expected = [{"n": n, "array": np.arange(n)} if n % 3 == 0 else {"n": n, "text": "x" * n} for n in range(30)]
-    stream = b"".join(packed(dict(metrics), iteration) for iteration, metrics in enumerate(expected, 1))
-    reader = ReportReader()
-    reports = [report for at in range(0, len(stream), size) for report in reader.reports(stream[at : at + size])]
+    stream = b"".join(framed(packed(dict(metrics), iteration)) for iteration, metrics in enumerate(expected, 1))
+    end, start = pipe
+    reader, reports = FrameReader(end), []
+    for at in range(0, len(stream), size):
+        os.write(start, stream[at : at + size])
+        reports += [unpack(body) for body in reader.bodies()]
     assert [report["n"] for report in reports] == list(range(30))
     assert [report["_training_iteration"] for report in reports] == list(range(1, 31))
 
 
-def test_torn_report_at_the_end_never_shows():
-    reader = ReportReader()
-    whole, torn = packed({"n": 1}), packed({"n": 2})[:-3]
-    assert [report["n"] for report in reader.reports(whole + torn)] == [1]
-    assert reader.reports(b"") == []
+def test_torn_report_at_the_end_never_shows(pipe):
+    end, start = pipe
+    reader = FrameReader(end)
+    write_frame(start, packed({"n": 1}))
+    os.write(start, framed(packed({"n": 2}))[:-3])
+    assert [unpack(body)["n"] for body in reader.bodies()] == [1]
+    assert list(reader.bodies()) == []
 
 
 def test_session_stamps_what_is_reported():

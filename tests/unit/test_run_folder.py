@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import TrainerStateError
+from paceline.errors import ArgumentError, RunNotResumableError, TrainerStateError
 from paceline.runs import RunFolder
 from paceline.runs.durable import read_json, read_json_lines
 
@@ -218,6 +218,47 @@ def test_a_deleted_folder_does_not_stop_the_run(folder: RunFolder, caplog: pytes
     folder.set_state("RUNNING")
     folder.record_step(1, 1, [{}])
     folder.flush()
+    folder.record_event("retry")
     folder.set_state("SUCCEEDED")
     folder.close()
-    assert len(caplog.records) == 1
+    folder.close()
+    refusal, lost = (record.getMessage() for record in caplog.records)
+    assert "could not be written" in refusal
+    assert lost == f"1 steps and 1 events of {folder.path} are in no file."
+
+
+def test_disk_is_full_when_the_run_begins(tmp_path: Path) -> None:
+    with files_limited_to(0), pytest.raises(ArgumentError, match=r"exp/run_001: .*Make room there, or give"):
+        RunFolder.create(tmp_path / "exp")
+    assert list((tmp_path / "exp").iterdir()) == []  # nor is it taken for a run that was lost
+
+
+def test_run_that_could_not_begin_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "exp").mkdir()
+    with RunFolder.create(tmp_path / "exp") as first:
+        pass
+    refused = tmp_path / "exp" / "run_002" / f".status.json.{os.getpid()}-{threading.get_ident()}.tmp"
+    times = iter([lambda: refused.mkdir(), lambda: None, lambda: None, refused.rmdir])
+
+    def clock() -> float:
+        next(times, lambda: None)()
+        return 0.0
+
+    with pytest.raises(ArgumentError, match="run_002"):
+        RunFolder.create(tmp_path / "exp", clock=clock)
+    status = read_json(refused.parent / "status.json") or {}
+    assert status["state"] == "FAILED"
+    assert "run_002" in str(status["reason"])
+    assert first.path.is_dir()
+
+
+def test_run_that_cannot_go_on_is_free_for_another_try(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "exp") as folder:
+        folder.set_state("FAILED")
+    folder.logs_dir.rmdir()
+    folder.logs_dir.touch()
+    with pytest.raises(RunNotResumableError, match=r"cannot be written: .*logs"):
+        RunFolder.reopen(folder.path)
+    assert status_of(folder)["state"] == "FAILED"
+    folder.logs_dir.unlink()
+    RunFolder.reopen(folder.path).close()

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import ArgumentError, MissingDependencyError, RunNotFoundError
+from paceline.errors import (
+    ArgumentError,
+    CheckpointError,
+    MissingDependencyError,
+    RunDamagedError,
+    RunNotFoundError,
+)
 from paceline.runs import RunFolder, list_runs, load_run
 
 
@@ -228,8 +234,97 @@ def test_the_best_checkpoint_is_the_best_by_the_strategy_of_the_run(folder: RunF
     store = CheckpointStore(tmp_path / "elsewhere")
     for number, loss in enumerate([0.5, 0.1, 0.9], 1):
         store.write(number, snapshot({"loss": loss}), score=loss, iteration=number)
-    strategy = CheckpointStrategy(checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    strategy = CheckpointStrategy(
+        checkpoint_score_attribute="loss", checkpoint_score_order="min", storage_path=store.root
+    )
     folder.write_request({"checkpoint_root": store.root, "checkpoint_strategy": strategy})
     run = load_run(folder.path)
     assert run.best_checkpoint_path == store.path_of(2)
     assert run.latest_checkpoint_path == store.path_of(3)
+
+
+def elsewhere(folder: RunFolder, url: str) -> str:
+    """A checkpoint at a URL, where the run says that it keeps them."""
+    from paceline.checkpoints import CheckpointStore, CheckpointStrategy, snapshot
+
+    store = CheckpointStore(url)
+    store.write(1, snapshot({"x": 1}))
+    folder.write_request({"checkpoint_root": url, "checkpoint_strategy": CheckpointStrategy(storage_path=url)})
+    return store.path_of(1)
+
+
+def test_own_run_finds_its_checkpoints_elsewhere(folder: RunFolder) -> None:
+    path = elsewhere(folder, "memory://own/exp/run_001")
+    assert load_run(folder.path).latest_checkpoint_path == path
+
+
+def test_key_cannot_be_kept_but_this_process_knows_its_own_runs(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with RunFolder.create(results / "exp") as folder:
+        path = elsewhere(folder, "memory://unkept/exp/run_001")
+    assert load_run(folder.path).latest_checkpoint_path == path
+
+
+def test_place_that_a_foreign_run_names_is_not_opened(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = elsewhere(folder, "memory://foreign/exp/run_001")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another account"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fsspec.core.url_to_fs", lambda url: pytest.fail(f"{url} was opened"))
+        run = load_run(folder.path)
+        assert run.checkpoint_root == "memory://foreign/exp/run_001"
+        for read in (lambda: run.checkpoints, lambda: run.best_checkpoint_path, lambda: run.latest_checkpoint_path):
+            with pytest.raises(CheckpointError, match=r"at memory://foreign/.* load_run\(path, checkpoint_root="):
+                read()
+        assert "PENDING" in str(run)
+    assert load_run(folder.path, checkpoint_root=run.checkpoint_root).latest_checkpoint_path == path
+
+
+def test_place_that_was_changed_is_not_opened(folder: RunFolder, tmp_path: Path) -> None:
+    elsewhere(folder, "memory://changed/exp/run_001")
+    text = (folder.path / "run.json").read_text()
+    for other in ("memory://evil/exp/run_001", str(tmp_path), "file:///", "s3:/x", "../../x", "a\\u0000b"):
+        (folder.path / "run.json").write_text(text.replace("memory://changed/exp/run_001", other))
+        with pytest.raises(CheckpointError, match="nothing shows that this user's account has written that"):
+            _ = load_run(folder.path).checkpoints
+
+
+def test_moved_run_has_its_checkpoints_with_it(folder: RunFolder, results: Path) -> None:
+    from paceline.checkpoints import CheckpointStore, snapshot
+
+    CheckpointStore(folder.checkpoints_dir).write(1, snapshot({"x": 1}))
+    folder.write_request({"checkpoint_root": str(folder.checkpoints_dir), "checkpoint_strategy": {"num_to_keep": None}})
+    folder.path.rename(results / "moved")
+    [info] = load_run(results / "moved").checkpoints
+    assert info.path == str(results / "moved" / "checkpoints" / "checkpoint_000001")
+
+
+def test_strategy_of_a_damaged_run_is_said_to_be_damaged(folder: RunFolder) -> None:
+    folder.write_request({"checkpoint_strategy": {"num_to_keep": "many"}})
+    with pytest.raises(RunDamagedError, match=r"run\.json is none: num_to_keep is 'many'"):
+        _ = load_run(folder.path).best_checkpoint_path
+
+
+def test_place_of_the_checkpoints_does_not_answer(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere(folder, "memory://silent/exp/run_001")
+
+    def refuse(url: str) -> None:
+        raise TimeoutError(f"{url} is silent")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(CheckpointError, match="cannot be listed: memory://silent/exp/run_001 is silent"):
+        _ = load_run(folder.path).checkpoints
+
+
+def test_a_run_shows_as_a_table_in_a_notebook(folder: RunFolder) -> None:
+    folder.record_step(1, 1, [{"note": "<script>alert(1)</script>"}])
+    folder.set_state("FAILED", reason="1 < 2 & more")
+    html = load_run(folder.path)._repr_html_()
+    assert html.startswith("<table>")
+    assert "1 &lt; 2 &amp; more" in html
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html

@@ -1,12 +1,16 @@
 """What a Trainer says to arguments that cannot work. No worker is started."""
 
 import os
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, SGDCallback, TorchConfig, Trainer
+from paceline.arguments import config_of
 from paceline.errors import MissingDependencyError
 from paceline.testing import ScriptedEngine, reports, returns
 from paceline.workers import ray_is_in_use, resolve_engine
@@ -28,6 +32,22 @@ def test_backend_is_neither_name_nor_config(backend):
 def test_backend_name_is_unknown():
     with pytest.raises(ValueError, match=r"'pytorch' is not supported; the backends are .*'torch'"):
         trainer(backend="pytorch")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_backend_is_one_of_torchs_own(backend):
+    with pytest.raises(ValueError, match=rf"backend=TorchConfig\(backend='{backend}'\)"):
+        trainer(backend=backend)
+
+
+def test_backend_of_ray_train_1_is_refused():
+    class Old(BackendConfig):
+        @property
+        def backend_cls(self):
+            return object
+
+    with pytest.raises(TypeError, match=r"Old has a backend_cls, as in Ray Train 1.x.* join\(self, call"):
+        trainer(backend=Old())
 
 
 def test_backend_package_is_missing():
@@ -283,3 +303,64 @@ def test_engine_is_ray_where_that_is_in_use(monkeypatch):
     assert resolve_engine(None, max_workers=2).name == "ray"
     assert resolve_engine(None, max_workers=0).name == "inline", "no workers need no cluster"
     assert resolve_engine("local", max_workers=2).name == "local"
+
+
+def test_namespace_is_a_config_and_the_function_gets_one():
+    def train(args):
+        args.lr *= 2
+        return type(args), args.lr, vars(args)
+
+    given = Namespace(lr=0.5, layers=[1, 2])
+    with Trainer(backend=BackendConfig(), num_workers=0) as trainer:
+        assert trainer.run(train, given) == [(Namespace, 1.0, {"lr": 1.0, "layers": [1, 2]})]
+        assert paceline.load_run(trainer.latest_run_dir).config == {"lr": 0.5, "layers": [1, 2]}
+        assert trainer.run(lambda config: config, {"lr": 1}) == [{"lr": 1}]
+    assert given.lr == 0.5
+
+
+@pytest.fixture
+def omegaconf(monkeypatch):
+    """The part of it that is asked for; it is not installed here."""
+
+    class DictConfig(dict):
+        pass
+
+    class OmegaConf:
+        @staticmethod
+        def to_container(config, *, resolve, throw_on_missing):
+            assert resolve
+            assert throw_on_missing
+            if "???" in config.values():
+                raise LookupError("Missing mandatory value: lr")
+            return [*config] if config.get("is_list") else dict(config, resolved=True)
+
+    DictConfig.__module__ = "omegaconf.dictconfig"
+    module = SimpleNamespace(OmegaConf=OmegaConf, DictConfig=DictConfig)
+    monkeypatch.setitem(sys.modules, "omegaconf", module)
+    return module
+
+
+def test_omegaconfs_config_is_resolved_into_a_dict(omegaconf):
+    resolved = config_of(omegaconf.DictConfig(lr=1))
+    assert (type(resolved), resolved) == (dict, {"lr": 1, "resolved": True})
+    with pytest.raises(ValueError, match=r"cannot be resolved \(LookupError: Missing mandatory value: lr\)"):
+        config_of(omegaconf.DictConfig(lr="???"))
+    with pytest.raises(TypeError, match="expected a dict"):
+        config_of(omegaconf.DictConfig(is_list=True))
+
+
+def test_dataclass_is_no_config_and_the_error_says_what_to_do():
+    @dataclass
+    class Config:
+        lr: float = 0.1
+
+    with pytest.raises(TypeError, match=r"expected a dict, .* Give dataclasses.asdict\(config\)"):
+        config_of(Config())
+
+
+def test_a_trainer_shows_as_a_table_in_a_notebook():
+    html = trainer(num_workers=2)._repr_html_()
+    assert html.startswith(
+        "<table><caption>2 workers · backend none · engine scripted (scripts) · not started</caption>"
+    )
+    assert html.count("<tr>") == 3

@@ -51,8 +51,18 @@ def test_busy_holder_keeps_the_folder(held):
 
 
 def test_holder_that_ended_is_asked_nothing(held):
-    asked = threading.Event()
-    watch = handover.Watch(held.path, lambda: asked.set() or True)
-    watch.stop()
+    """Somebody asks again and again; when the watch is stopped, nobody is asked any more, nor still being asked."""
     (held.path / handover.REQUEST_FILE).touch()
-    assert not asked.is_set()
+    asked, has_ended, asked_in_time = threading.Event(), threading.Event(), []
+
+    def let_go():
+        asked.set()
+        asked_in_time.append(not has_ended.wait(0.2))
+        return False
+
+    watch = handover.Watch(held.path, let_go)
+    assert asked.wait(60)
+    watch.stop()
+    has_ended.set()
+    assert asked_in_time
+    assert all(asked_in_time)

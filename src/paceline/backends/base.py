@@ -30,6 +30,8 @@ class BackendConfig:
     name: ClassVar[str] = "none"
     package: ClassVar[str | None] = None
     preload: ClassVar[Preload] = Preload()
+    transports: ClassVar[tuple[str, ...]] = ()
+    """What its own `backend=` may be. Somebody may take one of them for the name of a backend."""
 
     def check(self) -> None:
         if self.package is not None and find_spec(self.package) is None:

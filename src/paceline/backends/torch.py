@@ -3,13 +3,18 @@
 import gc
 import os
 import re
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from typing import Any, ClassVar
 
 from paceline.backends.base import BackendConfig, Caller
-from paceline.errors import ArgumentError
+from paceline.errors import ArgumentError, WorkerStartError
 from paceline.registry import TORCH_WORKER_MODULES
 from paceline.workers.base import Preload, Raised, Wire
 
@@ -18,7 +23,6 @@ _BROKEN = re.compile(
     r"|store.*(closed|failed)|failed to recv|tcpstore|timed out|process group",
     re.IGNORECASE,
 )
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,7 @@ class TorchConfig(BackendConfig):
 
     name: ClassVar[str] = "torch"
     package: ClassVar[str | None] = "torch"
+    transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "nccl", "ucc", "xccl")
     preload: ClassVar[Preload] = Preload(
         to_join=("torch", "torch.distributed", __name__),
         to_train=(
@@ -64,23 +69,46 @@ class TorchConfig(BackendConfig):
 
 
 def _open_store(wire: Wire, timeout_s: float) -> tuple[str, int]:
-    """On rank 0: a store on a port that the system picks, so that no two groups can collide."""
+    """On rank 0: a store on a port that the system picks, so that no two groups can collide, for those only who reach
+    this worker. By itself a store would listen on all interfaces, as IPv6: open to other machines, and asking a name
+    server for each of its IPv4 clients, one after the other."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    timeout = timedelta(seconds=timeout_s)
-    store = TCPStore(_LOOPBACK, 0, wire.place.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
-    wire.shared["torch_store"] = store
-    return wire.address, store.port
+    listener = _listen_at(wire.address)
+    port = listener.getsockname()[1]
+    wire.shared["torch_store"] = TCPStore(
+        wire.address,
+        port,
+        wire.place.world_size,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    return wire.address, port
+
+
+def _listen_at(address: str) -> socket.socket:
+    try:
+        return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    except OSError as error:
+        raise WorkerStartError(
+            f"Rank 0 cannot listen on {address}, where the other workers are to reach it: {error}. On a Ray cluster, "
+            "start each node with an address that the node itself has: ray start --node-ip-address=..."
+        ) from error
 
 
 def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float) -> None:
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional  # imported after joining, its default arguments would keep the group
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if dist.is_initialized():  # inline: this process is part of a group, ours or one that the user made
+        wire.shared.pop("torch_store", None)
         return
     wire.leaving.callback(_leave_group, wire.shared)  # first, so that it also undoes a join that fails half-way
+    wire.leaving.callback(_restore, dict(os.environ), sys.excepthook, torch.get_num_threads())
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
     if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -89,12 +117,33 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
     place, timeout = wire.place, timedelta(seconds=timeout_s)
     store = wire.shared.pop("torch_store", None)
     if store is None:
-        store = TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
-    dist.init_process_group(backend, store=store, rank=place.world_rank, world_size=place.world_size, timeout=timeout)
+        with _short_lookups():
+            store = TCPStore(host, port, place.world_size, is_master=False, timeout=timeout)
+    options: dict[str, Any] = {"rank": place.world_rank, "world_size": place.world_size, "timeout": timeout}
+    try:
+        dist.init_process_group(backend, store=store, **options)
+    except BaseException as error:
+        store = None
+        traceback.clear_frames(error.__traceback__)  # they hold the store, and that its port
+        raise
     # The second reference keeps the group's threads alive when a script destroys it before its DDP model: freeing both
     # at once can hang. While it is there, nobody who waits for this rank in a collective learns that it has left.
     wire.shared["torch_group"] = dist.group.WORLD
     _tolerate_second_init()
+
+
+@contextmanager
+def _short_lookups() -> Iterator[None]:
+    """A store looks up the name of the address that it connects to, as ::ffff:127.0.0.1, which no hosts file has. When
+    many workers ask a name server at once and an answer is lost, let them ask again after 1 s instead of 5."""
+    if "RES_OPTIONS" in os.environ:
+        yield
+        return
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:4"
+    try:
+        yield
+    finally:
+        del os.environ["RES_OPTIONS"]
 
 
 def _leave_group(shared: dict[str, Any]) -> None:
@@ -104,9 +153,21 @@ def _leave_group(shared: dict[str, Any]) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     shared.pop("torch_group", None)
+    shared.pop("torch_store", None)
     _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
+
+
+def _restore(environ: Mapping[str, str], excepthook: Any, num_threads: int) -> None:
+    """What the process had before it joined. Inline, that process is the user's own."""
+    import torch
+
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
+        if name in environ:
+            os.environ[name] = environ[name]
+    if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):  # it has put one around the former
+        sys.excepthook = excepthook
+    torch.set_num_threads(num_threads)
 
 
 def _tolerate_second_init() -> None:

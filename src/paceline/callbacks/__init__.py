@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.callbacks.base import SGDCallback
+    from paceline.callbacks.base import Callback, SGDCallback
     from paceline.callbacks.csv_logger import CSVLoggerCallback
     from paceline.callbacks.dispatch import CallbackList
     from paceline.callbacks.json_logger import JsonLoggerCallback
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CSVLoggerCallback",
+    "Callback",
     "CallbackList",
     "JsonLoggerCallback",
     "MLflowLoggerCallback",
@@ -29,6 +30,7 @@ __all__ = [
 
 _MODULE_OF = {
     "CSVLoggerCallback": "csv_logger",
+    "Callback": "base",
     "CallbackList": "dispatch",
     "JsonLoggerCallback": "json_logger",
     "MLflowLoggerCallback": "mlflow_logger",

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from paceline.checkpoints import CheckpointInfo
 
 
-class SGDCallback:
+class Callback:
     """Listens to a run, on the driver, one call at a time. Override what you need; the rest does nothing.
 
     The timeline of a run, for the callbacks in the order of the list:
@@ -54,3 +54,7 @@ class SGDCallback:
 
         `info`: status ("SUCCEEDED", "FAILED" or "STOPPED") and exception (what ended the run, or None).
         """
+
+
+SGDCallback = Callback
+"""The name that it has in RaySGD."""

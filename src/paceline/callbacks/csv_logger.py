@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 from paceline.callbacks.flatten import as_number, flatten
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
 from paceline.callbacks.selection import WorkerSelection
@@ -19,7 +19,7 @@ _RANK_COLUMN = "_rank"
 _ROWS_PER_WRITE = 1_000
 
 
-class CSVLoggerCallback(SGDCallback):
+class CSVLoggerCallback(Callback):
     """Writes `results.csv`: one row per step, or one per step and rank.
 
     `worker_to_log` is a rank, or None for all, which adds the column `_rank`.

@@ -1,11 +1,13 @@
-"""Calls a run's callbacks in order, and keeps what SGDCallback's docstring promises about errors."""
+"""Calls a run's callbacks in order, and keeps what Callback's docstring promises about errors."""
 
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
+from paceline.callbacks.progress import ProgressCallback
 from paceline.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -14,6 +16,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REQUIRED = ("start_training", "handle_result", "finish_training")
+
+_CALLS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "start_training": ((), ("logdir", "config", "run_id", "num_workers", "world_size", "is_resumed")),
+    "handle_result": (("results",), ()),
+    "handle_checkpoint": (("checkpoint",), ()),
+    "handle_restart": (("attempt", "reason"), ("cause",)),
+    "handle_resize": (("world_size",), ("former", "reason")),
+    "finish_training": ((), ("error", "exception", "status")),
+}
+"""What each method is called with: by position, and by name."""
 
 
 class CallbackList:
@@ -24,20 +36,21 @@ class CallbackList:
     any more.
     """
 
-    def __init__(self, callbacks: Sequence[SGDCallback] | None = None):
+    def __init__(self, callbacks: Sequence[Callback] | None = None):
         self._callbacks = _checked(callbacks)
         self.calling: Callable[[], AbstractContextManager[None]] = nullcontext
         """What surrounds each call of a callback: it is the user's code."""
-        self._started: list[SGDCallback] = []
+        self._started: list[Callback] = []
         # An object that only has the three required methods is welcome too.
         self._on_checkpoint = [c for c in self._callbacks if hasattr(c, "handle_checkpoint")]
         self._on_restart = [c for c in self._callbacks if hasattr(c, "handle_restart")]
         self._on_resize = [c for c in self._callbacks if hasattr(c, "handle_resize")]
+        self._displays = [c for c in self._callbacks if isinstance(c, ProgressCallback)]
 
     def __len__(self) -> int:
         return len(self._callbacks)
 
-    def __iter__(self) -> Iterator[SGDCallback]:
+    def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
@@ -77,6 +90,12 @@ class CallbackList:
             with self.calling():
                 callback.handle_resize(world_size, **info)
 
+    def show_unfinished(self, lines: Mapping[int, str]) -> bool:
+        """What workers have printed of their present lines, by rank; says whether somebody shows it."""
+        for display in self._displays:
+            display.show_unfinished(lines)
+        return bool(self._displays)
+
     def finish_training(
         self,
         error: bool = False,
@@ -109,7 +128,7 @@ class CallbackList:
             raise raised[0]
 
 
-def _record(callback: SGDCallback, problem: Exception, training_error: BaseException | None) -> None:
+def _record(callback: Callback, problem: Exception, training_error: BaseException | None) -> None:
     """For an exception that is not going to be raised, because an earlier one is."""
     name = type(callback).__name__
     logger.exception("%s.finish_training failed", name, exc_info=problem)
@@ -117,12 +136,12 @@ def _record(callback: SGDCallback, problem: Exception, training_error: BaseExcep
         training_error.add_note(f"After this, {name}.finish_training failed too: {type(problem).__name__}: {problem}")
 
 
-def _checked(callbacks: Sequence[SGDCallback] | None) -> list[SGDCallback]:
+def _checked(callbacks: Sequence[Callback] | None) -> list[Callback]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple):
         hint = " Put it in a list: callbacks=[...]." if _is_callback(callbacks) or _is_class(callbacks) else ""
-        raise ArgumentTypeError(f"callbacks must be a list of SGDCallback objects, got {_type_name(callbacks)}.{hint}")
+        raise ArgumentTypeError(f"callbacks must be a list of Callback objects, got {_type_name(callbacks)}.{hint}")
     for position, callback in enumerate(callbacks):
         _check_one(position, callback)
     return list(callbacks)
@@ -137,13 +156,38 @@ def _check_one(position: int, callback: object) -> None:
     if not _is_callback(callback):
         missing = [name for name in _REQUIRED if not callable(getattr(callback, name, None))]
         raise ArgumentTypeError(
-            f"callbacks[{position}] is of type {_type_name(callback)}, expected an SGDCallback. "
-            f"Derive its class from paceline.SGDCallback, or give it the missing {', '.join(missing)}."
+            f"callbacks[{position}] is of type {_type_name(callback)}, expected a Callback. "
+            f"Derive its class from paceline.Callback, or give it the missing {', '.join(missing)}."
         )
+    for name in _CALLS:
+        _check_signature(position, callback, name)
+
+
+def _check_signature(position: int, callback: object, name: str) -> None:
+    """That it can be called as it will be, perhaps hours from now."""
+    method = getattr(callback, name, None)
+    if method is None:
+        return
+    given, named = _CALLS[name]
+    what = f"callbacks[{position}]: {_type_name(callback)}.{name}"
+    if inspect.iscoroutinefunction(method):
+        raise ArgumentTypeError(f"{what} is a coroutine function, which nobody would await. Make it a plain `def`.")
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # of a builtin that does not tell
+        return
+    try:
+        signature.bind(*given, **dict.fromkeys(named))
+    except TypeError as error:
+        parameters = inspect.signature(getattr(Callback, name)).parameters.values()
+        wanted = ", ".join(f"**{one.name}" if one.kind is one.VAR_KEYWORD else one.name for one in parameters)
+        raise ArgumentTypeError(
+            f"{what}{signature} cannot be called as it will be ({error}). Write it as `def {name}({wanted})`."
+        ) from None
 
 
 def _is_callback(value: object) -> bool:
-    if isinstance(value, SGDCallback):
+    if isinstance(value, Callback):
         return True
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in _REQUIRED)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
 from paceline.callbacks.selection import WorkerSelection
 from paceline.callbacks.tail_file import TailFile
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _END = b"\n]"
 
 
-class JsonLoggerCallback(SGDCallback):
+class JsonLoggerCallback(Callback):
     """Writes `results.json`: an array with one element per step, the list of the selected workers' dicts.
 
     A report costs one write at the end of the file, however long the file is, and after each write the file

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 from paceline.callbacks.flatten import flatten, numeric_metrics, step_of
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
 from paceline.callbacks.optional_package import environment_defaults, require
@@ -29,7 +29,7 @@ _MAX_PARAMS_PER_CALL = 100
 _MAX_PARAM_CHARS = 6_000
 
 
-class MLflowLoggerCallback(SGDCallback):
+class MLflowLoggerCallback(Callback):
     """Makes an MLflow run: `config` as params, one worker's numbers as metrics at step `_training_iteration`.
 
     Without `tracking_uri` (or MLFLOW_TRACKING_URI) it goes to `<logdir>/mlruns`, a local folder; the

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 from paceline.callbacks.flatten import as_number, flatten, step_of
 from paceline.callbacks.selection import WorkerSelection
 
 
-class PrintCallback(SGDCallback):
+class PrintCallback(Callback):
     """Prints each step, a line per worker: `step 3  rank 0  loss=0.25  accuracy=0.91`.
 
     `workers_to_log`: a rank, a list of ranks, or None for all. Keys that begin with `_` are left out.

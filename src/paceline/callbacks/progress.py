@@ -3,9 +3,10 @@
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +18,7 @@ _FRAMES_PER_S = 10
 _NOTEBOOK_INTERVAL_S = 0.25
 
 
-def default_progress() -> SGDCallback | None:
+def default_progress() -> Callback | None:
     """A ProgressCallback where somebody is looking: in a terminal or a notebook; None in a pipe or a file.
 
     `PACELINE_PROGRESS=0` and `=1` decide it otherwise.
@@ -29,11 +30,12 @@ def default_progress() -> SGDCallback | None:
     return ProgressCallback() if is_wished or _in_notebook() or _in_terminal() else None
 
 
-class ProgressCallback(SGDCallback):
+class ProgressCallback(Callback):
     """Shows the run's name, time, steps and speed, rank 0's latest numbers, checkpoints and restarts.
 
-    In an elastic run it shows how many workers there are, and how many there were. It ends as one line that says
-    how the run ended and where its folder is. In a terminal, what is printed meanwhile appears above the display.
+    In an elastic run it shows how many workers there are, and how many there were. Lines that workers have not finished
+    yet, such as progress bars of their own, stand below, one for each rank. It ends as one line that says how the run
+    ended and where its folder is. In a terminal, what is printed meanwhile appears above the display.
     Taking a result only stores it; drawing happens at most ten times a second.
     """
 
@@ -75,6 +77,12 @@ class ProgressCallback(SGDCallback):
             if self._progress.num_steps:  # before that, it is the size with which the run begins
                 self._progress.former_sizes.append(self._progress.num_workers)
             self._progress.num_workers = world_size
+            self._screen.touch()
+
+    def show_unfinished(self, lines: Mapping[int, str]) -> None:
+        """What workers have printed of lines that are not finished yet: their own progress bars, say."""
+        if self._progress is not None and self._screen is not None:
+            self._progress.unfinished = dict(lines)
             self._screen.touch()
 
     def finish_training(self, error: bool = False, **info: Any) -> None:

@@ -16,6 +16,7 @@ from paceline.callbacks.flatten import numeric_metrics, step_of
 
 _MAX_METRICS = 8
 _MAX_SIZES = 5
+_MAX_UNFINISHED = 8
 _RATE_WINDOW = 50  # samples; at 10 frames a second, the last 5 seconds
 _MARKS = {"SUCCEEDED": ("✓", "green"), "FAILED": ("✗", "red"), "STOPPED": ("■", "yellow")}
 
@@ -34,6 +35,8 @@ class Progress:
     num_restarts: int = 0
     former_sizes: list[int] = field(default_factory=list)
     """How many workers there were before each change."""
+    unfinished: dict[int, str] = field(default_factory=dict)
+    """What each rank has printed of its present line."""
     status: str = "RUNNING"
     ended_s: float | None = None
     problem: str = ""
@@ -53,7 +56,7 @@ class ProgressView:
             return ending(progress)
         now = time.monotonic()
         progress.samples.append((now, progress.num_steps))
-        return Group(self._headline(now), *_details(progress, now))
+        return Group(self._headline(now), *_details(progress, now), *_unfinished(progress.unfinished))
 
     def _headline(self, now: float) -> RenderableType:
         progress = self._progress
@@ -92,6 +95,14 @@ def _details(progress: Progress, now: float) -> list[RenderableType]:
     if metrics:
         lines.append(metrics)
     return [Padding(line, (0, 0, 0, 2)) for line in lines]
+
+
+def _unfinished(lines: dict[int, str]) -> list[RenderableType]:
+    """One line for each rank; of many, the first ones."""
+    shown = [f"[rank {rank}] {line}" for rank, line in lines.items()][:_MAX_UNFINISHED]
+    more = [f"+{len(lines) - len(shown)} more ranks"] if len(lines) > len(shown) else []
+    texts = [Text.from_ansi(line, overflow="ellipsis", no_wrap=True) for line in [*shown, *more]]
+    return [Padding(text, (0, 0, 0, 2)) for text in texts]
 
 
 def _metrics(result: dict[str, Any]) -> Text | None:

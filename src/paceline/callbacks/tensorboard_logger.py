@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import frameworks
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 from paceline.callbacks.flatten import BOOKKEEPING_KEYS, as_number, flatten, step_of
 from paceline.callbacks.log_dir import check_log_dir, make_log_dir
 from paceline.callbacks.optional_package import environment_defaults, require
@@ -25,7 +25,7 @@ _FLUSH_INTERVAL_S = 1.0
 _NUM_BINS = 64
 
 
-class TBXLoggerCallback(SGDCallback):
+class TBXLoggerCallback(Callback):
     """Writes one worker's numbers as scalars, and its lists and arrays as histograms.
 
     The step is `_training_iteration`. Nested dicts become tags like `loss/train`; NaN, strings and other

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
-from paceline.callbacks.base import SGDCallback
+from paceline.callbacks.base import Callback
 from paceline.callbacks.flatten import numeric_metrics, step_of
 from paceline.callbacks.log_dir import make_log_dir
 from paceline.callbacks.optional_package import environment_defaults, require
@@ -16,7 +16,7 @@ _EXIT_CODE = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 255}  # 255 is what wandb 
 _STEP = "training_iteration"
 
 
-class WandbLoggerCallback(SGDCallback):
+class WandbLoggerCallback(Callback):
     """Makes a W&B run: `config`, and one worker's numbers over `training_iteration`.
 
     `mode` is wandb's: "online", "offline" (files in the run's folder, for `wandb sync`) or "disabled"; None

@@ -2,7 +2,10 @@
 whole.
 """
 
+import errno
 import json
+import math
+import os
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
@@ -11,6 +14,7 @@ from typing import Any
 from paceline.checkpoints.checkpoint import CheckpointInfo
 from paceline.checkpoints.content.files import FileRecord
 from paceline.errors import CheckpointDamagedError, CheckpointError
+from paceline.regular_files import UnreadableFileError
 
 MANIFEST_FILE = "checkpoint.json"
 FORMAT_VERSION = 2
@@ -43,6 +47,8 @@ class Manifest:
         """ValueError for what no writer of ours has written."""
         if not 1 <= self.world_size <= _MOST_RANKS or not all(0 <= rank < self.world_size for rank in self.ranks):
             raise ValueError(f"there cannot be the ranks {self.ranks[:8]} of {self.world_size}")
+        if not math.isfinite(self.time) or self.iteration < 0:
+            raise ValueError(f"it cannot have been saved at {self.time}, after {self.iteration} reports")
 
     def to_bytes(self) -> bytes:
         body = {
@@ -87,11 +93,20 @@ class Manifest:
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise damaged(path, MANIFEST_FILE, f"a field is missing or wrong ({error!r})") from error
         for record in files:
-            parts = PurePosixPath(record.name).parts
-            if not parts or ".." in parts or record.name.startswith("/") or "\0" in record.name:
+            if not _is_inside(record.name):
                 # these names become paths on this machine, and must not lead out of the checkpoint
                 raise damaged(path, MANIFEST_FILE, f"it names the file {record.name!r}, outside of the checkpoint")
         return manifest
+
+
+def _is_inside(name: str) -> bool:
+    """Whether it can be the name of a file in the checkpoint."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    parts = PurePosixPath(name).parts
+    return bool(parts) and ".." not in parts and not name.startswith("/") and "\0" not in name
 
 
 def damaged(path: str, file: str, reason: str) -> CheckpointDamagedError:
@@ -99,6 +114,14 @@ def damaged(path: str, file: str, reason: str) -> CheckpointDamagedError:
         f"The checkpoint {path} is damaged: {file}: {reason}. "
         "Load another checkpoint of the run; this one can be deleted."
     )
+
+
+def unreadable(path: str, error: UnreadableFileError) -> CheckpointError:
+    """For a file of the checkpoint that is there, and not as we have written it, or not for this user to read."""
+    file = os.path.basename(error.filename)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return CheckpointError(f"The checkpoint {path} cannot be read: {file}: {error.strerror}.")
+    return damaged(path, file, str(error.strerror))
 
 
 def _crc32(body: dict[str, Any]) -> int:

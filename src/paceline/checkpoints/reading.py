@@ -1,21 +1,24 @@
 """Reading checkpoints from wherever they are, after checking every byte. Runs no code from them."""
 
 import atexit
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
 from paceline.checkpoints.content.files import DiskFile, FileRecord
-from paceline.checkpoints.content.snapshot import FILES_DIR, STATE_FILE, rank_dir, read_state, verify
-from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged
+from paceline.checkpoints.content.snapshot import ARRAYS_FILE, FILES_DIR, STATE_FILE, rank_dir, read_state, verify
+from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged, unreadable
 from paceline.checkpoints.part import DraftFound
 from paceline.checkpoints.storage.base import Draft, Fetched, Storage, open_storage, split_path
 from paceline.checkpoints.store import CheckpointStore, commit_draft
-from paceline.errors import CheckpointNotFoundError
+from paceline.errors import CheckpointDamagedError, CheckpointNotFoundError
+from paceline.regular_files import UnreadableFileError
 
 _Keep = Callable[[Callable[[], None]], object]
 
@@ -56,19 +59,13 @@ def _read(
 ) -> Checkpoint:
     path = storage.path_of(source.name if isinstance(source, Draft) else source)
     users = [record for record in records if record.name.startswith(f"{FILES_DIR}/")]
-    if not any(record.name == STATE_FILE for record in records):
-        raise damaged(
-            path, MANIFEST_FILE, f"it names no {STATE_FILE}, so nothing tells whether that is what was written"
-        )
     parts = _StoredParts(storage, source, records, world_size, path)
-    fetched = _fetch(storage, source, [record for record in records if "/" not in record.name], path)
-    try:
-        state = read_state(fetched.path, path)
-    finally:
-        fetched.discard()
+    top = [record for record in records if "/" not in record.name]
+    state = _read_tree(partial(_fetch, storage, source), top, "", path)
     directory = None
     if users:
         kept = _fetch(storage, source, users, path)
+        _refuse_others(kept.path / FILES_DIR, users, path)
         # not until the Checkpoint is dropped: load(...).directory alone must stay good, until the process ends
         keep(kept.discard)
         directory = kept.path / FILES_DIR
@@ -92,19 +89,15 @@ class _StoredParts:
         records = [record for record in self.records if record.name.startswith(folder)]
         if not records:
             return None
-        fetched = self._fetch(records)
-        try:
-            return read_state(fetched.path / folder, self.path)
-        finally:
-            fetched.discard()
+        return _read_tree(self._fetch, records, folder, self.path)
 
-    def _fetch(self, records: Sequence[FileRecord]) -> Fetched:
+    def _fetch(self, records: Sequence[FileRecord], path: str) -> Fetched:
         try:
-            return _fetch(self.storage, self.source, records, self.path)
+            return _fetch(self.storage, self.source, records, path)
         except FileNotFoundError:
             name = self.source.name if isinstance(self.source, Draft) else self.source
             with _explain_missing_files(self.storage, name):
-                return _fetch(self.storage, name, records, self.path)  # a draft that has been committed since
+                return _fetch(self.storage, name, records, path)  # a draft that has been committed since
 
 
 def read_info(path: str | Path) -> CheckpointInfo:
@@ -142,17 +135,51 @@ def _open(path: str | Path, opener: Callable[[str | Path], Storage]) -> tuple[St
     except FileNotFoundError as error:
         nearby = _what_is_there(path, root, opener)
         raise CheckpointNotFoundError(f"There is no checkpoint at {path}: {nearby}") from error
+    except UnreadableFileError as error:
+        raise unreadable(storage.path_of(name), error) from error
     return storage, name, Manifest.from_bytes(data, storage.path_of(name))
 
 
 def _fetch(storage: Storage, source: str | Draft, records: Sequence[FileRecord], path: str) -> Fetched:
-    fetched = storage.fetch(source, [record.name for record in records])
     try:
-        verify(fetched.path, records, path)
-    except BaseException:
-        fetched.discard()
-        raise
+        fetched = storage.fetch(source, [record.name for record in records])
+        try:
+            verify(fetched.path, records, path)
+        except BaseException:
+            fetched.discard()
+            raise
+    except UnreadableFileError as error:
+        raise unreadable(path, error) from error
     return fetched
+
+
+def _read_tree(
+    fetch: Callable[[Sequence[FileRecord], str], Fetched], records: Sequence[FileRecord], folder: str, path: str
+) -> dict[str, Any]:
+    """The values in a folder of the checkpoint. A file that its manifest does not name is not read, though it may be
+    there: nothing tells whether that is what was written."""
+    names = {record.name for record in records}
+    if folder + STATE_FILE not in names:
+        raise damaged(path, MANIFEST_FILE, f"it names no {folder}{STATE_FILE}")
+    fetched = fetch(records, path)
+    try:
+        return read_state(fetched.path / folder, path, has_arrays=folder + ARRAYS_FILE in names)
+    finally:
+        fetched.discard()
+
+
+def _refuse_others(directory: Path, records: Sequence[FileRecord], path: str) -> None:
+    """CheckpointDamagedError for what was put among the user's files later: whoever gets the directory reads all of it,
+    and takes it for checked."""
+    known = {os.path.join(directory, *PurePosixPath(record.name).parts[1:]) for record in records}
+    for folder, subfolders, files in os.walk(directory):
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        for name in (*files, *links):
+            if os.path.join(folder, name) not in known:
+                raise CheckpointDamagedError(
+                    f"The checkpoint {path} has changed: {os.path.join(folder, name)} is not one of the files that "
+                    "were saved. Take it away, or load another checkpoint of the run."
+                )
 
 
 @contextmanager

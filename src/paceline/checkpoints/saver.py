@@ -1,8 +1,9 @@
 """What `save_checkpoint` and `load_checkpoint` do on a rank."""
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from paceline.checkpoints.storage.base import Storage
 from paceline.checkpoints.store import CheckpointStore
 from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.checkpoints.writer import Content, PartWriter
-from paceline.errors import CheckpointNotFoundError
+from paceline.errors import CheckpointError, CheckpointNotFoundError
 
 LOAD_TIMEOUT_S = 120.0
 _RETRY_S = 0.01
@@ -44,7 +45,8 @@ class Start:
 
 
 class Saver:
-    """One rank of one attempt: its n-th save is its part of the n-th checkpoint. Not for use by several threads.
+    """One rank of one attempt: its n-th save is its part of the n-th checkpoint. Threads may share it: they wait for
+    each other.
 
     The driver is told "saving" when a part is being written, and "part" or "save_failed" when it was.
     """
@@ -65,6 +67,7 @@ class Saver:
         """Copies of directories that were loaded. Not for `atexit`: a worker has many runs, and leaves without it."""
         self._load = partial(load_through, opener, rank=rank, world_size=world_size, keep=self._fetched.callback)
         self._next_id = start.first_id
+        self._turn, self._is_taken = threading.RLock(), False
         self._writer = PartWriter(
             self._store,
             rank,
@@ -78,17 +81,33 @@ class Saver:
         """The shared state, and a directory with it, are rank 0's; other ranks give what is their own."""
         is_first = self._rank == 0
         content = Content(state if is_first else None, directory if is_first else None, own)
-        id, self._next_id = self._next_id, self._next_id + 1  # the n-th call is number n, also when it fails
-        try:
-            score = self._strategy.score_of(state) if is_first else None
-            earlier = self._writer.save(id, content, iteration, score)
-        except BaseException as error:
-            self._driver.send("save_failed", (id, str(error)))
-            raise
-        if is_first or own is not None:
-            self._driver.send("saving", id)
+        with self._my_turn():
+            id, self._next_id = self._next_id, self._next_id + 1  # the n-th call is number n, also when it fails
+            try:
+                score = self._strategy.score_of(state) if is_first else None
+                earlier = self._writer.save(id, content, iteration, score)
+            except BaseException as error:
+                self._driver.send("save_failed", (id, str(error)))
+                raise
+            if is_first or own is not None:
+                self._driver.send("saving", id)
         if earlier is not None:  # not before: this one is saved all the same
             raise earlier
+
+    @contextlib.contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        """Waits for other threads. Not for this one, if a signal handler has interrupted it: that would be for ever."""
+        with self._turn:
+            if self._is_taken:
+                raise CheckpointError(
+                    "save_checkpoint() or load_checkpoint() was called, by a signal handler perhaps, in the middle of "
+                    "another such call of this thread. Let the handler set a flag, and save when the loop sees it."
+                )
+            self._is_taken = True
+            try:
+                yield
+            finally:
+                self._is_taken = False
 
     def load(self) -> tuple[Checkpoint | None, bool]:
         """What this rank has saved last, else what the attempt began with; and whether it is the latter."""
@@ -97,11 +116,13 @@ class Saver:
         return self._saved(), False
 
     def _saved(self) -> Checkpoint:
-        self._writer.flush()
+        with self._my_turn():
+            self._writer.flush()
+            id = self._next_id - 1
         self._driver.flush()
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         while True:
-            found = self._find(self._next_id - 1, deadline - time.monotonic())
+            found = self._find(id, deadline - time.monotonic())
             try:
                 if isinstance(found, DraftFound):
                     return load_draft(self._store.storage, found, self._rank, self._fetched.callback)
@@ -119,13 +140,14 @@ class Saver:
 
     def close(self) -> None:
         """Block until what was saved is durable; raises what went wrong with it."""
-        self._writer.close()
+        with self._my_turn():
+            self._writer.close()
 
     def abandon(self) -> None:
         """Block until nothing is being written any more, however that ends. Directories that were loaded are gone then,
         unless they are those of a checkpoint on this machine."""
         with contextlib.suppress(Exception):
-            self._writer.close()
+            self.close()
         self._fetched.close()
 
     def _find(self, id: int, timeout_s: float) -> Found:

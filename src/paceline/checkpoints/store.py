@@ -17,6 +17,7 @@ from paceline.checkpoints.part import Part
 from paceline.checkpoints.storage.base import Draft, Storage, open_storage
 from paceline.checkpoints.strategy import CheckpointStrategy, ranked, to_delete
 from paceline.errors import CheckpointError
+from paceline.regular_files import UnreadableFileError
 
 _NAME = re.compile(r"checkpoint_(\d{6,})")
 _Infos = list[CheckpointInfo]  # inside the class, `list` is its method
@@ -43,7 +44,7 @@ class CheckpointStore:
         return self.storage.path_of(name_of(id))
 
     def list(self) -> _Infos:
-        """The committed checkpoints by id. One with a damaged manifest is left out."""
+        """The committed checkpoints by id. One whose manifest is damaged, or cannot be read, is left out."""
         return [info for id in sorted(self._ids()) if (info := self._info(id))]
 
     def latest(self) -> CheckpointInfo | None:
@@ -127,7 +128,7 @@ class CheckpointStore:
         name, path = name_of(id), self.path_of(id)
         try:
             manifest = Manifest.from_bytes(self.storage.read(name, MANIFEST_FILE), path)
-        except (FileNotFoundError, CheckpointError):
+        except (FileNotFoundError, UnreadableFileError, CheckpointError):
             return None
         # the name decides: it is what path_of and delete go by, even if someone has copied the folder
         return replace(manifest.info(path), id=id)

@@ -23,6 +23,9 @@ from paceline.recording.gather import Mismatch
 from paceline.recording.ledger import SaveMismatch
 from paceline.workers.base import Asked, Died, Raised, WorkerGroup
 
+AGREE_S = 0.5
+"""How long a rank that could stop waits for the others to ask too, before it goes on to where they are."""
+
 SETTLE_S = 0.05
 SETTLE_SUSPECT_S = 2.0
 
@@ -110,6 +113,40 @@ def settle_s(facts: Facts, is_suspect: Callable[[Raised], bool]) -> float:
 
 
 @dataclass
+class StopAgreement:
+    """At which call of `should_stop()` it becomes true, the same on all ranks: then they leave their loops together,
+    none waits for another in a collective, and what they save is of one step.
+
+    A rank asks at its next call, and waits. When all have asked, it is the furthest of these calls. One that has passed
+    its call already may not ask before the others have gone on: then these are told to, and ask again. Who has not
+    asked by the third time does not look at it at all.
+    """
+
+    waiting: dict[int, Asked] = field(default_factory=dict)
+    since: float = math.inf
+    num_rounds: int = 0
+    decided: int | None = None
+
+    def take(self, rank: int, question: Asked, now: float) -> None:
+        self.waiting[rank] = question
+        self.since = min(self.since, now)
+
+    def settle(self, running: set[int], now: float) -> list[tuple[Asked, int | None]]:
+        """The questions that can be answered now, and with which call; None means to ask again at the next."""
+        if not self.waiting:
+            return []
+        if self.decided is None:
+            is_late = now - self.since >= AGREE_S
+            self.num_rounds += is_late
+            if running <= self.waiting.keys() or self.num_rounds == 3:
+                self.decided = max(question.value for question in self.waiting.values())
+            elif not is_late:
+                return []
+        answered, self.waiting, self.since = list(self.waiting.values()), {}, math.inf
+        return [(question, self.decided) for question in answered]
+
+
+@dataclass
 class Attempt:
     """The attempt as the controller goes about it."""
 
@@ -126,6 +163,7 @@ class Attempt:
     """Ranks that wait, after a report, until somebody wants the next step."""
     wanted: int = 0
     """The last step after which the next one was asked for."""
+    stops: StopAgreement = field(default_factory=StopAgreement)
     searches: list[Asked] = field(default_factory=list)
     """Ranks that wait for a checkpoint which rank 0 has still to save."""
 
@@ -136,6 +174,10 @@ class Attempt:
     def still_since(self) -> float | None:
         """When the last rank was heard of from which something is expected; None if there is no such rank."""
         return max((self.progress[rank] for rank in self._expected()), default=None)
+
+    def running(self) -> set[int]:
+        ended = {*(error.rank for error in self.facts.raised), *(died.rank for died in self.facts.died)}
+        return set(range(self.facts.size)) - self.facts.values.keys() - ended
 
     def _expected(self) -> list[int]:
         excused = {*self.facts.values, *(turn.rank for turn in self.turns), *(one.rank for one in self.searches)}

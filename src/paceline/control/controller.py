@@ -10,6 +10,7 @@ Reports, checkpoints, the run folder and callbacks are the recorder's business.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -73,7 +74,7 @@ class Controller:
         recorder.on_step = self._steps.append
         self._attempt: Attempt | None = None
         self._signals = signals or Signals(clock)
-        self._signals.on_wish = self._tell_inline
+        self._signals.on_wish = self._tell_group
         recorder.callbacks.calling = self._signals.raising
         self._stop: Wish | None = None
         self._told_wish: Wish | None = None
@@ -91,6 +92,7 @@ class Controller:
         try:
             self._signals.watch()
             self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
+            self._crew.output.show = self.recorder.callbacks.show_unfinished
             while isinstance(outcome := (yield from self._run_attempt()), Restart):
                 self._restart(outcome)
             self._finish(outcome)
@@ -121,10 +123,14 @@ class Controller:
         if attempt is not None:
             attempt.group.request_stop()
 
-    def _tell_inline(self) -> None:
-        """In a signal handler. Elsewhere the loop finds the wish; here the function is what this thread is in."""
-        if self._is_inline and self._attempt is not None:
-            self._attempt.group.request_stop()
+    def _tell_group(self) -> None:
+        """In a signal handler. The loop finds the wish, too, but it may be in a callback now, or paused; and with
+        `num_workers=0`, the function is what this very thread is in."""
+        attempt = self._attempt
+        if attempt is not None and self._is_inline:
+            attempt.group.request_stop()
+        elif attempt is not None:  # in a thread: this one may be anywhere
+            threading.Thread(target=attempt.group.request_stop, name="paceline-signal", daemon=True).start()
 
     @property
     def _is_inline(self) -> bool:
@@ -162,6 +168,7 @@ class Controller:
         self._listen(attempt)
         self._look_for_hang(attempt)
         self._look_for_standstill(attempt)
+        self._answer_stops(attempt)
         self._look_for_room(attempt)
         begin = self._clock()
         self._look_for_commit(attempt, self.recorder.tick)
@@ -199,6 +206,7 @@ class Controller:
     def _begin(self) -> Attempt:
         self._signals.check(1)  # there is nothing to save yet
         with self._signals.raising(1):
+            self._crew.renew_if_edited()
             group = self._crew.ensure()
         self._signals.watch()  # again: connecting to Ray installs a handler too
         start, landmarks = self.recorder.begin([info.pid for info in group.infos], self._reason)
@@ -230,6 +238,7 @@ class Controller:
         )
         is_leaving = wish is not None or attempt.facts.preempted_at is not None
         if is_leaving and former is Phase.RUNNING:
+            self.recorder.leave()
             attempt.group.request_stop()  # all ranks: none gets far without the others
         if wish is not None and wish is not self._told_wish:
             self._told_wish = wish
@@ -257,6 +266,8 @@ class Controller:
             case Sent(rank, "report", report):
                 attempt.progress[rank] = self._round_at
                 recorder.take_report(rank, report)
+            case Sent(_, "imported", files):
+                self._crew.learn_imports(files)
             case Sent(rank, kind, value):
                 attempt.progress[rank] = self._round_at
                 self._look_for_commit(attempt, partial(recorder.take, rank, kind, value))
@@ -277,7 +288,7 @@ class Controller:
                 if not facts.has_ended(rank):
                     facts.died.append(event)
             case Printed(rank, text):
-                self._crew.on_print(rank, text)
+                self._crew.output.take(rank, text)
         if facts.values and facts.mismatch is None and self._wish is None and not facts.preempted:
             facts.mismatch = recorder.mismatch()
 
@@ -296,14 +307,21 @@ class Controller:
                 attempt.grant_turns(self._listened())
             case "storage":  # of a worker that does not see this machine's disk
                 attempt.group.answer(question, self.recorder.saved.relay.answer(question.value))
+            case "stop":
+                attempt.stops.take(question.rank, question, self._clock())
+                self._answer_stops(attempt)
             case "checkpoint":
                 attempt.searches.append(question)
                 self._answer_searches(attempt)
 
+    def _answer_stops(self, attempt: Attempt) -> None:
+        for question, answer in attempt.stops.settle(attempt.running(), self._clock()):
+            attempt.group.answer(question, answer)
+
     def _answer_searches(self, attempt: Attempt) -> None:
         searches, attempt.searches = attempt.searches, []
         for question in searches:
-            found = self.recorder.find(question.value)
+            found = self.recorder.find(question.value, question.rank)
             if found is None:
                 attempt.searches.append(question)
             else:
@@ -459,6 +477,7 @@ class Controller:
         finally:
             self._close_dataset()
             try:
+                self._crew.output.end()
                 self.recorder.close(state, reason, error)
             finally:
                 self._signals.release()

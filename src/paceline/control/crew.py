@@ -5,6 +5,7 @@ A crew outlives runs. One that was left broken, by a failure or on purpose, is m
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,23 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.control.outcome import as_exception
+from paceline.control.output import RankOutput
 from paceline.errors import TrainerStateError, WorkersLostError, WorkerStartError
 from paceline.session import call_in_worker, make_instance
-from paceline.workers.base import Call, Died, Engine, Event, Printed, Raised, Resources, Returned, Size, WorkerGroup
+from paceline.workers.base import (
+    Call,
+    Died,
+    Engine,
+    Event,
+    Printed,
+    Raised,
+    Resources,
+    Returned,
+    Sent,
+    Size,
+    WorkerGroup,
+)
+from paceline.workers.edits import Edits
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +52,9 @@ class Crew:
         self.size, self._resources = size, resources
         self._setup = Setup()
         self.group: WorkerGroup | None = None
-        self.on_print: Callable[[int, str], None] = print_with_rank
+        self.output = RankOutput()
         self._fit = self._is_released = False
+        self._edits, self._called_ns = Edits(), 0
 
     @property
     def world_size(self) -> int:
@@ -72,8 +88,29 @@ class Crew:
                 logger.warning("Workers could not be made ready, trying again (%d): %s", number, error)
         raise AssertionError("not reached")
 
+    def renew_if_edited(self) -> None:
+        """Before a run: end workers that have imported a module of the user's which has been edited since. New ones
+        import it as it is now."""
+        if self.group is None or not (edited := self._edits.edited()):
+            return
+        if self._setup.cls is not None:
+            logger.warning(
+                "%s was edited, and the workers have imported it before. They go on with what they have, since an "
+                "object of %s lives in them: shutdown() and start() make new ones.",
+                ", ".join(edited),
+                getattr(self._setup.cls, "__qualname__", self._setup.cls),
+            )
+            return
+        logger.info("%s was edited: the workers are renewed.", ", ".join(edited))
+        self.break_up(grace_s=2.0)
+
+    def learn_imports(self, files: list[str]) -> None:
+        """A worker has imported these files of the user's in its last call."""
+        self._edits.learn(files, self._called_ns)
+
     def ensure(self) -> WorkerGroup:
         """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking."""
+        self._called_ns = time.time_ns()
         if self.group is not None and self._fit and self.group.healthy():
             return self.group
         self._backend.check()
@@ -112,6 +149,7 @@ class Crew:
         if self.group is not None:
             group, self.group = self.group, None
             self._fit = False
+            self._edits.clear()
             group.close(grace_s)
 
     def one(self, rank: int, fn: Callable[..., Any], *args: Any) -> Any:
@@ -130,7 +168,7 @@ class Crew:
     def _call(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> dict[int, Any]:
         if self.group is None:
             raise TrainerStateError("There are no workers: call start() first.")
-        answers = _Answers(self.on_print)
+        answers = _Answers(self.output.take, self.learn_imports)
         self.group.submit(calls, logs)
         patience = 1.0
         try:
@@ -143,6 +181,7 @@ class Crew:
         except BaseException:  # Ctrl-C, say: the workers are still at it
             self.release()
             raise
+        self.output.flush()
         if len(answers.ended) < len(calls):
             self.mark_unfit()
         if answers.died:
@@ -158,12 +197,12 @@ class Crew:
 class _Answers:
     """The ends of one round of calls."""
 
-    def __init__(self, on_print: Callable[[int, str], None]):
+    def __init__(self, on_print: Callable[[int, str], None], on_import: Callable[[list[str]], None]):
         self.values: dict[int, Any] = {}
         self.raised: list[Raised] = []
         self.died: list[Died] = []
         self.ended: set[int] = set()
-        self._on_print = on_print
+        self._on_print, self._on_import = on_print, on_import
 
     def take(self, event: Event) -> None:
         match event:
@@ -175,10 +214,7 @@ class _Answers:
                 self.ended.add(rank)
             case Died():
                 self.died.append(event)
+            case Sent(_, "imported", files):
+                self._on_import(files)
             case Printed(rank, text):
                 self._on_print(rank, text)
-
-
-def print_with_rank(rank: int, text: str) -> None:
-    """Forward a worker's output to this process's own, with the rank in front of each line."""
-    print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="", flush=True)

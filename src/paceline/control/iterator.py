@@ -12,7 +12,7 @@ from paceline.recording.recorder import Recorder
 logger = logging.getLogger(__name__)
 
 
-class SGDIterator:
+class RunIterator:
     """Iterates over the steps of a run: each is the list of all ranks' reports. Iterating drives the run.
 
     Leaving the loop early is fine: closing the iterator, or starting another run, stops this one.
@@ -66,10 +66,14 @@ class SGDIterator:
         self._finished = True
         self._steps.close()  # type: ignore[attr-defined]
 
-    def __enter__(self) -> "SGDIterator":
+    def __enter__(self) -> "RunIterator":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+SGDIterator = RunIterator
+"""The name that it has in RaySGD."""

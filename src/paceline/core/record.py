@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.arguments import request_of
 from paceline.backends.base import BackendConfig
-from paceline.callbacks import SGDCallback
+from paceline.callbacks import Callback
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.checkpoints.saver import Start
@@ -25,7 +25,7 @@ from paceline.session import Task, current, open_session, place
 def record_run(
     config: dict[str, Any] | None = None,
     *,
-    callbacks: Sequence[SGDCallback] | None = None,
+    callbacks: Sequence[Callback] | None = None,
     logdir: str | os.PathLike[str] | None = None,
     checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
     checkpoint_strategy: CheckpointStrategy | None = None,

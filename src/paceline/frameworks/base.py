@@ -3,6 +3,7 @@
     when                                        on which side     what is asked
     workers are started                         driver, worker    thread_variables, interface_variables, may_be_forked
     a process was forked                        worker            reseed
+    a call is sent to workers                   driver, worker    settings, adopt
     a value is reported, recorded or drawn      both              plain
     anything is pickled for the other side      both              pack_as
     a state is saved, loaded                    worker, driver    codec
@@ -59,6 +60,14 @@ class Framework:
 
     def reseed(self) -> None:
         """In a process just forked from one that has the framework: draw new seeds, as a fresh process would."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """What a script may have set for the whole process, where that differs from the default. Asked of a framework
+        that is imported, or is being imported."""
+        return {}
+
+    def adopt(self, settings: Mapping[str, Any]) -> None:
+        """Set this process to what `settings` returned in another; what is not named there goes back to its default."""
 
     def seed(self, seed: int) -> None:
         """Seed the global generator of the CPU; `seed` has up to 63 bits. Those of other devices are left alone, since

@@ -1,5 +1,7 @@
 """PyTorch: its values and its generators. See `Framework` for what is asked; its process groups are a backend."""
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from paceline.frameworks.base import ArrayCodec, Framework
@@ -48,6 +50,26 @@ class Torch(Framework):
 
         torch.seed()
 
+    def settings(self) -> Mapping[str, Any]:
+        """The default dtype, the precision of matrix products, and whether algorithms have to be deterministic."""
+        import torch
+
+        found = {"dtype": torch.get_default_dtype(), "deterministic": torch.get_deterministic_debug_mode()}
+        with contextlib.suppress(RuntimeError):  # set in the newer way, for one device alone
+            found["matmul"] = torch.get_float32_matmul_precision()
+        return {name: value for name, value in found.items() if value != _defaults()[name]}
+
+    def adopt(self, settings: Mapping[str, Any]) -> None:
+        import torch
+
+        wanted = {**_defaults(), **settings}
+        torch.set_default_dtype(wanted["dtype"])
+        if torch.get_deterministic_debug_mode() != wanted["deterministic"]:  # it imports half of torch
+            torch.set_deterministic_debug_mode(wanted["deterministic"])
+        with contextlib.suppress(RuntimeError):
+            if torch.get_float32_matmul_precision() != wanted["matmul"]:
+                torch.set_float32_matmul_precision(wanted["matmul"])
+
     def seed(self, seed: int) -> None:
         import torch
 
@@ -62,3 +84,9 @@ class Torch(Framework):
         import torch
 
         torch.set_rng_state(state)
+
+
+def _defaults() -> dict[str, Any]:
+    import torch
+
+    return {"dtype": torch.float32, "deterministic": 0, "matmul": "highest"}

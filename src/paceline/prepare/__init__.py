@@ -12,7 +12,8 @@ from paceline.errors import MissingDependencyError
 if TYPE_CHECKING:
     from paceline.prepare.device import get_device
     from paceline.prepare.loader import PreparedDataLoader, prepare_data_loader
-    from paceline.prepare.model import prepare_model
+    from paceline.prepare.metrics import gather_for_metrics
+    from paceline.prepare.model import prepare_model, unwrap_model
     from paceline.prepare.optimizer import backward, prepare_optimizer
     from paceline.prepare.precision import accelerate
     from paceline.prepare.reproducibility import enable_reproducibility, rng_state, set_rng_state
@@ -22,12 +23,14 @@ __all__ = [
     "accelerate",
     "backward",
     "enable_reproducibility",
+    "gather_for_metrics",
     "get_device",
     "prepare_data_loader",
     "prepare_model",
     "prepare_optimizer",
     "rng_state",
     "set_rng_state",
+    "unwrap_model",
 ]
 
 # No module may bear the name of a function: once imported it would hide it.
@@ -36,12 +39,14 @@ _HOMES = {
     "accelerate": "precision",
     "backward": "optimizer",
     "enable_reproducibility": "reproducibility",
+    "gather_for_metrics": "metrics",
     "get_device": "device",
     "prepare_data_loader": "loader",
     "prepare_model": "model",
     "prepare_optimizer": "optimizer",
     "rng_state": "reproducibility",
     "set_rng_state": "reproducibility",
+    "unwrap_model": "model",
 }
 
 

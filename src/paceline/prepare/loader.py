@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.prepare.device import get_device, move_batch
-from paceline.prepare.order import BatchOrder, Position, ShardSampler, Share
+from paceline.prepare.order import BatchOrder, Position, Progress, ShardSampler, Share
 from paceline.prepare.rng import RandomStream, derived_seed
 from paceline.prepare.scope import current_place, current_scope
 from paceline.workers.base import Place
@@ -79,8 +80,10 @@ class PreparedDataLoader:
 
         self._loader = loader if self._is_iterable else _reordered(loader, shard, place.world_rank)
         self._num_loops = 0
-        order = next((s for s in (self._loader.batch_sampler, self._loader.sampler) if isinstance(s, BatchOrder)), None)
-        self._stride = 1 if order is None else order.stride
+        self._is_dealt_out = is_sharded or place.world_size == 1
+        samplers = (self._loader.batch_sampler, self._loader.sampler)
+        self._order = next((one for one in samplers if isinstance(one, BatchOrder)), None)
+        self._stride = 1 if self._order is None else self._order.stride
 
     def __iter__(self) -> Iterator[Any]:
         self._position.begin()
@@ -96,17 +99,25 @@ class PreparedDataLoader:
             batches = iter(self._loader)
             if self._is_iterable:  # without indices to skip, what was seen is read again and dropped
                 next(islice(batches, start, start), None)
-        return self._track(batches, epoch, start, self._num_loops)
+        progress = self._order.progress(start) if self._order is not None and self._is_dealt_out else None
+        return self._track(batches, epoch, start, self._num_loops, progress)
 
-    def _track(self, batches: Iterator[Any], epoch: int, start: int, loop: int) -> Iterator[Any]:
-        done = start
-        for batch in batches:
-            done += self._stride
-            if loop == self._num_loops:  # of two loops at a time, the later one holds the position
-                self._position.put(epoch, done, is_begun=True)
-            yield batch if self._device is None else self._move(batch, self._device)
-        if loop == self._num_loops:
-            self._position.put(epoch + 1)
+    def _track(
+        self, batches: Iterator[Any], epoch: int, start: int, loop: int, progress: Progress | None
+    ) -> Iterator[Any]:
+        done, scope = start, current_scope()
+        try:
+            for batch in batches:
+                scope.progress = progress = progress and replace(progress, before=done)
+                done += self._stride
+                if loop == self._num_loops:  # of two loops at a time, the later one holds the position
+                    self._position.put(epoch, done, is_begun=True)
+                yield batch if self._device is None else self._move(batch, self._device)
+            if loop == self._num_loops:
+                self._position.put(epoch + 1)
+        finally:  # also of a loop that is left early
+            if progress is not None and scope.progress is progress:
+                scope.progress = replace(progress, is_over=True)
 
     def _move(self, batch: Any, device: torch.device) -> Any:
         return move_batch(batch, device, non_blocking=self._loader.pin_memory)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import ArgumentTypeError, TrainerStateError
+from paceline.errors import ArgumentTypeError
 from paceline.prepare.autocast import run_in_autocast
 from paceline.prepare.device import get_device
+from paceline.prepare.group import check_group
 from paceline.prepare.scope import current_place, current_scope
 
 
@@ -49,6 +50,22 @@ def prepare_model(
     return SharedModel(model, **{**ddp_defaults(device, move_to_device), **(ddp_kwargs or {})})
 
 
+def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The bare module of one that `prepare_model` has returned, or of any that DistributedDataParallel, DataParallel or
+    `torch.compile` has wrapped; another one itself. With mixed precision its forward still runs in autocast."""
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(
+            f"unwrap_model was given {model!r} of type {type(model).__name__}; expected a torch.nn.Module."
+        )
+    while True:
+        if isinstance(model, DistributedDataParallel | torch.nn.DataParallel):
+            model = model.get_submodule("module")
+        elif "_orig_mod" in model._modules:  # compiled
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
 class SharedModel(DistributedDataParallel):
     """DistributedDataParallel whose state dict is that of the model it wraps, without "module." before each name: a
     checkpoint fits any number of workers, one among them."""
@@ -69,10 +86,5 @@ def _needs_wrapping(model: torch.nn.Module) -> bool:
     place = current_place()
     if place.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
         return False
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        raise TrainerStateError(
-            f"prepare_model would wrap the model for {place.world_size} workers, but they form no process "
-            "group. Use Trainer(backend='torch'), call torch.distributed.init_process_group first, or pass "
-            "wrap_ddp=False."
-        )
+    check_group("prepare_model would wrap the model", "pass wrap_ddp=False")
     return True

@@ -28,6 +28,11 @@ def map_tensors(fn: Callable[[Any], Any], value: Any, *, is_leaf: Callable[[Any]
     return _rebuilt(value, mapped)
 
 
+def is_container(value: Any) -> bool:
+    """Whether `map_tensors` looks into it."""
+    return _parts(value) is not None
+
+
 def _parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, Mapping):
         return dict(value)

@@ -41,6 +41,44 @@ class Position:
             self.put(self.epoch + 1)
 
 
+@dataclass
+class Extent:
+    """How many items the order of an epoch has: None as long as its end was not drawn."""
+
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a loop is that deals out an order to `world_size` ranks. It began at item `start`, its latest batches at
+    item `before`, of `size` items for each rank at most."""
+
+    extent: Extent
+    world_size: int
+    size: int
+    start: int
+    before: int
+    is_of_samples: bool = True
+    """Or of whole batches, as somebody else's batch sampler makes them."""
+    is_over: bool = False
+    """Whether the loop has ended, so that nobody is at work on its latest batch."""
+
+    def num_given(self, since: int) -> int:
+        """Items that each rank was given from there on, those included by which the order was filled up."""
+        return (self._end() - since) // self.world_size
+
+    def num_items(self, since: int) -> int:
+        """Items of the order that all ranks together were given from there on, each counted once."""
+        total = self.extent.total
+        return (self._end() if total is None else min(self._end(), total)) - since
+
+    def _end(self) -> int:
+        end = self.before + self.size * self.world_size
+        if self.extent.total is None:
+            return end
+        return min(end, self.start + -(-(self.extent.total - self.start) // self.world_size) * self.world_size)
+
+
 @dataclass(frozen=True)
 class Share:
     """What one of several ranks gets: every world_size-th item, equally many on each rank.
@@ -81,11 +119,11 @@ class ShardSampler(Sampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         self.position.set_epoch(epoch)
 
-    def order(self, epoch: int, done: int = 0) -> Iterator[Any]:
+    def order(self, epoch: int, done: int = 0, extent: Extent | None = None) -> Iterator[Any]:
         for sampler in _with_inner(self.source):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        drawn = seeded_order(self.source, derived_seed("order", self.seed, epoch))
+        drawn = seeded_order(self.source, derived_seed("order", self.seed, epoch), extent)
         return islice(drawn, done, None) if self.share.world_size == 1 else self.share.of(drawn, done)
 
     def __iter__(self) -> Iterator[Any]:
@@ -107,6 +145,8 @@ class BatchOrder(Sampler[Any]):
 
     def __init__(self, shard: ShardSampler, replaced: Any, rank: int, size: int | None = None):
         self.sampler, self.replaced, self.rank, self._size = shard, replaced, rank, size
+        self.extent = Extent()
+        """Of the latest loop."""
 
     def set_epoch(self, epoch: int) -> None:
         self.sampler.set_epoch(epoch)
@@ -118,11 +158,17 @@ class BatchOrder(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         # Read now, not at the first batch: the position may have moved by then.
-        position = self.sampler.position
-        return self._from(position.epoch, position.done)
+        position, self.extent = self.sampler.position, Extent()
+        return self._from(position.epoch, position.done, self.extent)
 
-    def _from(self, epoch: int, done: int) -> Iterator[Any]:
-        items = self.sampler.order(epoch, done)
+    def progress(self, start: int) -> Progress:
+        """Of the latest loop, which begins there."""
+        return Progress(
+            self.extent, self.sampler.share.world_size, self._size or 1, start, start, is_of_samples=bool(self._size)
+        )
+
+    def _from(self, epoch: int, done: int, extent: Extent) -> Iterator[Any]:
+        items = self.sampler.order(epoch, done, extent)
         if self._size is not None:
             items = _batched(items, self._size, self.sampler.share.drop_last)
         for item in items:
@@ -159,14 +205,19 @@ class SeededBatch(list[Any]):
         return SeededBatch, (self[:], self.seed)
 
 
-def seeded_order(source: Iterable[Any], seed: int) -> Iterator[Any]:
-    """Iterate over `source` with random numbers of its own, leaving everyone else's untouched."""
+def seeded_order(source: Iterable[Any], seed: int, extent: Extent | None = None) -> Iterator[Any]:
+    """Iterate over `source` with random numbers of its own, leaving everyone else's untouched. Its `extent` is known
+    when its end is drawn, which is before its last item is given."""
+    extent, num_drawn = extent or Extent(), 0
     stream = RandomStream(seed, _generators_of(source))
     items: Iterator[Any] | None = None
     while True:
         with stream.lent():
             items = iter(source) if items is None else items
             chunk = list(islice(items, _CHUNK))
+        num_drawn += len(chunk)
+        if len(chunk) < _CHUNK:
+            extent.total = num_drawn
         yield from chunk
         if len(chunk) < _CHUNK:
             return

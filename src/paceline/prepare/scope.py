@@ -16,6 +16,8 @@ from paceline.workers.base import Place
 if TYPE_CHECKING:
     import torch
 
+    from paceline.prepare.order import Progress
+
 Precision = Literal["bf16", "fp16"]
 
 _KEY = "prepare"
@@ -24,11 +26,13 @@ _outside: dict[str, Any] = {}
 
 @dataclass
 class Scope:
-    """`accelerate` sets `precision` and `scaler`, `enable_reproducibility` sets `seed`; the rest is notes."""
+    """`accelerate` sets `precision` and `scaler`, `enable_reproducibility` sets `seed`, a prepared loader `progress` at
+    each batch; the rest is notes."""
 
     precision: Precision | None = None
     scaler: torch.amp.GradScaler | None = None
     seed: int | None = None
+    progress: Progress | None = None
     num_models: int = 0
     num_optimizers: int = 0
     is_scaled: bool = False  # a loss went backward through the scaler, so the gradients carry its scale

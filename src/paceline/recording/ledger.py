@@ -79,6 +79,9 @@ class Ledger:
         self._first_save: Part | None = None
         self._last_save: Part | None = None
         """Of rank 0."""
+        self._is_leaving = False
+        self._lags: dict[int, int] = {}
+        """In the last cut, how many more steps than rank 0 each rank had reported when it saved."""
         self._given_up: set[int] = set()
         self._to_drop: set[int] = set()
 
@@ -167,7 +170,19 @@ class Ledger:
                 self._mute.add(rank)
             self._unknown.discard(rank)
         whole = [id for id, parts in self._parts.items() if self._savers <= parts.keys()]
+        for id in [id for id in whole if self._is_mixed(self._parts[id])]:
+            self._given_up.add(id)
+            self._drop(id)
+            whole.remove(id)
         return self._take(id for id in whole if self._have_reported(self._parts[id][0].iteration, num_reports))
+
+    def _is_mixed(self, parts: dict[int, Part]) -> bool:
+        """Whether they were saved at different steps, because ranks were told to end and have done so when they saw it.
+        That rank 0 saves before it reports a step, and others after that, is not meant."""
+        if not self._is_leaving or not any(part.has_own for part in parts.values()):
+            return False
+        lags = {rank: part.iteration - parts[0].iteration for rank, part in parts.items()}
+        return any(lag != self._lags.get(rank, 0) for rank, lag in lags.items())
 
     def _have_reported(self, iteration: int, num_reports: Sequence[int]) -> bool:
         """Whether every rank that reports has made all reports up to there."""
@@ -181,15 +196,16 @@ class Ledger:
         missing. A part is not missed if its rank had reported all steps up to the checkpoint, and no rank has anything
         of its own in it, nor would this one have had: then the shared state, which is rank 0's, is all there is.
 
-        Who has neither saved nor reported is taken for one that does not save, if rank 0 does not report either.
+        Of a rank that has not saved yet nothing is known. If it has not reported either, nor has rank 0, it is taken
+        for one that does not save.
         """
         self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
 
         def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
             if rank in parts or not (rank in self._savers or rank in self._unknown):
                 return True
-            if rank in self._unknown and self._is_unheard_of(rank, num_reports) and self._reports_nothing():
-                return True
+            if rank in self._unknown - self._former_savers:
+                return self._is_unheard_of(rank, num_reports) and self._reports_nothing()
             return rank not in self._owners and not any(part.has_own for part in parts.values())
 
         return self._take(
@@ -201,9 +217,14 @@ class Ledger:
         )
 
     def give_up_excess(self) -> None:
-        """Where a rank is far behind, not every checkpoint can wait for it: the oldest ones, which it reaches first,
-        and the newest do. For when all ranks have been heard: what is merely unread is not behind."""
-        for id in sorted(self._parts)[self._most_waiting - 1 : -1]:
+        """Where a rank is far behind, not every checkpoint can wait for it: the oldest and the newest do, and some that
+        are evenly spread between them, so that it need not catch up with all to have one that counts. What takes no
+        room does not count. For when all ranks have been heard: what is merely unread is not behind."""
+        waiting = [id for id, parts in sorted(self._parts.items()) if any(part.files for part in parts.values())]
+        while len(waiting) > self._most_waiting:
+            middle = range(1, len(waiting) - 1)
+            closest = min(middle, key=lambda index: waiting[index + 1] - waiting[index - 1], default=0)
+            id = waiting.pop(closest)
             self._given_up.add(id)
             self._drop(id)
 
@@ -236,13 +257,22 @@ class Ledger:
             if writing
         )
 
-    def find(self, id: int) -> tuple[int, dict[int, Part]] | None:
-        """The parts that make up this checkpoint so far, or the next one that was not given up, once rank 0's is among
-        them."""
-        wanted = min((one for one, parts in self._parts.items() if one >= id and 0 in parts), default=None)
+    def find(self, id: int, rank: int = 0) -> tuple[int, dict[int, Part]] | None:
+        """For this rank, the parts that make up this checkpoint so far, or the next one that was not given up, once
+        that of rank 0 is among them, and its own if it has something of its own."""
+        needed = {0, rank} if rank in self._owners else {0}
+        wanted = min((one for one, parts in self._parts.items() if one >= id and needed <= parts.keys()), default=None)
         if wanted is None or (wanted != id and id not in self._given_up):
             return None
         return wanted, self._parts[wanted]
+
+    def is_given_up(self, id: int) -> bool:
+        return id in self._given_up
+
+    def leave(self) -> None:
+        """The ranks were asked to end, and may do so at different steps: from now on, only the end of a rank shows that
+        it does not save, and parts of different steps make no checkpoint if one of them is a rank's own."""
+        self._is_leaving = True
 
     def mismatch(self) -> SaveMismatch | None:
         """Known as soon as one rank that saves has ended and another has saved more often. Asked after every event."""
@@ -251,8 +281,8 @@ class Ledger:
         return SaveMismatch(tuple(self._counts), tuple(sorted(self._ended)))
 
     def _abstains(self, rank: int, num_reports: Sequence[int]) -> bool:
-        if rank in self._ended:
-            return True
+        if rank in self._ended or self._is_leaving:
+            return rank in self._ended
         first = self._first_save
         # by more than one report: a rank may well report a step and then save it, where rank 0 does it the other way
         return first is not None and self._first_iteration + num_reports[rank] > first.iteration + 1
@@ -267,6 +297,7 @@ class Ledger:
     def _take(self, ids: Iterable[int]) -> list[Cut]:
         cuts = [Cut(id, tuple(self._parts[id][rank] for rank in sorted(self._parts[id]))) for id in sorted(ids)]
         for cut in cuts:
+            self._lags = {part.rank: part.iteration - cut.parts[0].iteration for part in cut.parts}
             del self._parts[cut.id]
             self._writing.pop(cut.id, None)
             self._last_done = max(self._last_done, cut.id)

@@ -199,9 +199,13 @@ class Recorder:
         """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
         return self._ledger.is_hopeful(gone)
 
-    def find(self, id: int) -> Found | CheckpointWriteError | None:
+    def find(self, id: int, rank: int = 0) -> Found | CheckpointWriteError | None:
         """Where a rank finds what it has saved; None as long as rank 0 has not saved it too."""
-        return self.saved.find(id, self._ledger)
+        return self.saved.find(id, rank, self._ledger)
+
+    def leave(self) -> None:
+        """The ranks are asked to end. Idempotent."""
+        self._ledger.leave()
 
     def mismatch(self) -> Mismatch | SaveMismatch | None:
         """What the ranks have done unequally often, as soon as it is known."""

@@ -115,16 +115,18 @@ class Saved:
             # one too many on disk is no reason to stop training, and the next commit prunes again
             logger.warning("Old checkpoints in %s could not be deleted: %s", self.root, error)
 
-    def find(self, id: int, ledger: Ledger) -> Found | CheckpointWriteError | None:
-        """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it.
-        Who waits for what could not be written learns why: its error must not hide the cause."""
+    def find(self, id: int, rank: int, ledger: Ledger) -> Found | CheckpointWriteError | None:
+        """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it. If
+        it was given up, and nothing newer is there, what was committed last. Who waits for what could not be written
+        learns why: its error must not hide the cause."""
         if self.latest is not None and (self.latest.id >= id or id in ledger.failed):
             return CommittedFound(self.latest.path)
         if id in ledger.failed:
             return CheckpointWriteError(ledger.failed[id])
-        found = ledger.find(id)
+        found = ledger.find(id, rank)
         if found is None:
-            return None
+            is_due = self.latest is not None and ledger.is_given_up(id)
+            return CommittedFound(self.latest.path) if is_due and self.latest is not None else None
         id, parts = found
         files = tuple(record for part in parts.values() for record in part.files)
         return DraftFound(self._store.draft_of(id), files, self._world_size)

@@ -9,9 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import RunDamagedError
 from paceline.json_text import decode, encode_line
+from paceline.regular_files import DOCUMENT_BYTES, UnreadableFileError, read_regular
 
 _BLOCK_BYTES = 65_536
+_MOST_LINES_BYTES = 4 * 2**30  # they are held in memory several times over
 
 
 def write_atomic(path: Path | str, data: bytes, durable: bool = True) -> None:
@@ -60,7 +63,8 @@ class JsonLines:
 
     `append` only buffers. `flush` hands everything to the kernel in one write, so what was flushed survives a
     kill of this process. When storage refuses, the file is cut back to its last whole line, the lines that
-    did not fit are dropped and counted in `num_lost`, and OSError is raised; the next flush starts afresh.
+    did not fit are dropped and counted in `num_lost`, and OSError is raised; the next flush starts afresh. The
+    same goes for all lines that come after somebody has deleted the file.
     """
 
     def __init__(self, path: Path | str):
@@ -126,7 +130,10 @@ class JsonLines:
 
     def _end_of_lines(self) -> int:
         """The size of the file, which is first cut back to its last newline if a write was not completed."""
-        end = os.fstat(self._fd).st_size
+        found = os.fstat(self._fd)
+        if found.st_nlink == 0:  # the kernel would take the lines, and nobody could ever read them
+            raise FileNotFoundError(errno.ENOENT, "it was deleted", str(self.path))
+        end = found.st_size
         if not self._is_torn:
             return end
         whole = 0
@@ -145,20 +152,27 @@ def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
     """The objects of a JSON lines file; a torn last line is ignored, and a file that is missing has none.
 
     A damaged line in the middle (a disk that lost a block) is left out too: the others are worth reading.
+    RunDamagedError if something else than a file is there, or one that cannot be read.
     """
-    try:
-        data = Path(path).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    data = read_file(path, _MOST_LINES_BYTES) or b""
     whole = data[: data.rfind(b"\n") + 1]
     objects = (decode(line) for line in whole.split(b"\n"))
     return [obj for obj in objects if isinstance(obj, dict)]
 
 
 def read_json(path: Path | str) -> dict[str, Any] | None:
-    """The object in a JSON file, or None where there is no readable one."""
-    try:
-        obj = decode(Path(path).read_bytes())
-    except OSError:
-        return None
+    """The object in a JSON file; None where there is no file, or no whole object in it. RunDamagedError as above."""
+    obj = decode(read_file(path, DOCUMENT_BYTES) or b"")
     return obj if isinstance(obj, dict) else None
+
+
+def read_file(path: Path | str, most_bytes: int = _MOST_LINES_BYTES, root: Path | None = None) -> bytes | None:
+    """The content of a file of a run folder, None if it is not there. See `open_regular` for what is not read."""
+    try:
+        return read_regular(path, most_bytes, root)
+    except FileNotFoundError:
+        return None
+    except UnreadableFileError as error:
+        raise RunDamagedError(
+            f"{path} cannot be read: {error.strerror}. The other files of the run can be; mend or remove this one."
+        ) from error

@@ -1,22 +1,23 @@
 """The run folder as its driver writes it: what was asked, what happens, and how it ended."""
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paceline.errors import TrainerStateError
+from paceline.errors import RunNotResumableError, TrainerStateError
 from paceline.json_text import encode_document
 from paceline.runs.driver_lock import DriverLock
 from paceline.runs.durable import JsonLines, read_json, read_json_lines, write_atomic
-from paceline.runs.kept_call import CALL_FILE, keep_call
-from paceline.runs.logdir import make_run_dir, resolve_logdir
+from paceline.runs.kept_call import CALL_FILE, keep_call, seal_place
+from paceline.runs.logdir import make_run_dir, resolve_logdir, unusable
 from paceline.runs.request import RunRequest
-from paceline.runs.status import Heartbeat, RunState, StatusFile
+from paceline.runs.status import Heartbeat, RunState, RunStatus, StatusFile
 
 __all__ = ["RunFolder", "resolve_logdir"]
 
@@ -31,13 +32,19 @@ class RunFolder:
 
     Once the folder exists, storage that refuses (a full disk, a folder somebody deleted) never stops a run:
     the first refusal is logged, the lines that were lost are counted, and an event says how many when there
-    is room again. `record_step` and `record_event` only buffer; `flush`, a heartbeat, a final state and
-    `close` write.
+    is room again, or a warning if there was none to the end. `record_step` and `record_event` only buffer; `flush`,
+    a heartbeat, a final state and `close` write.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time, former: Mapping[str, Any] | None = None):
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, former: RunStatus | None = None):
         """For `create` and `reopen`. From now on `path` belongs to this object; `former` is the last known status."""
-        self._lock = DriverLock(path)
+        with ExitStack() as undo:
+            self._lock = DriverLock(path)
+            undo.callback(self._lock.release)
+            self._metrics = JsonLines(path / "metrics.jsonl")
+            undo.callback(self._metrics.close)
+            self._events = JsonLines(path / "events.jsonl")
+            undo.pop_all()
         self.first_attempt = 0
         """How often the run was started by earlier drivers."""
         self.path = path
@@ -45,8 +52,6 @@ class RunFolder:
         self.checkpoints_dir = path / "checkpoints"
         self.logs_dir = path / "logs"
         self._clock = clock
-        self._metrics = JsonLines(path / "metrics.jsonl")
-        self._events = JsonLines(path / "events.jsonl")
         self._status = StatusFile(path / "status.json", clock, former)
         self._heartbeat: Heartbeat | None = None
         self._environment: threading.Thread | None = None
@@ -56,23 +61,52 @@ class RunFolder:
 
     @classmethod
     def create(cls, logdir: Path | str, *, clock: Callable[[], float] = time.time) -> "RunFolder":
-        """Makes the next run of a Trainer's folder, in state PENDING; ArgumentError if that cannot be."""
+        """Makes the next run of a Trainer's folder, in state PENDING. ArgumentError if storage refuses it: then the
+        folder says FAILED, or is gone again where not even that can be written."""
         path = make_run_dir(Path(logdir))
-        folder = cls(path, clock)
-        folder.checkpoints_dir.mkdir()
-        folder.logs_dir.mkdir()
-        folder._status.beat()
+        try:
+            folder = cls(path, clock)
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise unusable(path, error) from error
+        try:
+            folder._begin()
+        except OSError as error:
+            refusal = unusable(path, error)
+            folder._fail(str(refusal))
+            raise refusal from error
         return folder
+
+    def _begin(self) -> None:
+        self.checkpoints_dir.mkdir(exist_ok=True)
+        self.logs_dir.mkdir(exist_ok=True)
+        self._status.beat()
+
+    def _fail(self, reason: str) -> None:
+        """A new run ends before it has begun."""
+        is_told = False
+        with suppress(OSError):
+            self._status.set(RunState.FAILED, reason, {})
+            is_told = True
+        self.close()
+        if not is_told:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @classmethod
     def reopen(cls, path: Path, *, clock: Callable[[], float] = time.time) -> "RunFolder":
-        """Go on with a run that has ended or was lost, in state PENDING. TrainerStateError if it is being driven."""
-        folder = cls(path, clock, former=read_json(path / "status.json"))
-        attempts = [event["number"] for event in read_json_lines(path / "events.jsonl") if event["kind"] == "attempt"]
-        folder.first_attempt = 1 + max(attempts, default=0)
-        folder.checkpoints_dir.mkdir(exist_ok=True)
-        folder.logs_dir.mkdir(exist_ok=True)
-        folder._status.beat()
+        """Go on with a run that has ended or was lost, in state PENDING. TrainerStateError if it is being driven,
+        RunNotResumableError if it cannot be written, RunDamagedError if it cannot be read."""
+        former = RunStatus.from_fields(read_json(path / "status.json") or {})
+        try:
+            folder = cls(path, clock, former)
+            try:
+                folder.first_attempt = 1 + _last_attempt(read_json_lines(path / "events.jsonl"))
+                folder._begin()
+            except BaseException:
+                folder.close()
+                raise
+        except OSError as error:
+            raise RunNotResumableError(f"The run cannot go on, because {path} cannot be written: {error}.") from error
         return folder
 
     def log_path(self, rank: int) -> Path:
@@ -87,6 +121,9 @@ class RunFolder:
         path = self.path / "run.json"
         if path.exists():
             raise TrainerStateError(f"{path} is already written: the request of a run is recorded once.")
+        root = str(request.get("checkpoint_root") or self.checkpoints_dir)
+        if root != str(self.checkpoints_dir):  # readers go there only if they see that it was us who wrote it down
+            request = {**request, "checkpoint_root_seal": seal_place(root)}
         with self._tolerate_refusal(path):
             write_atomic(path, encode_document(request))
 
@@ -168,7 +205,7 @@ class RunFolder:
             self._environment.join(_ENVIRONMENT_TIMEOUT_S)
         with self._flush_lock:
             self.flush()
-            self._tell_lost_lines()
+            self._tell_lost_lines(is_last=True)
             for lines in (self._metrics, self._events):
                 with self._tolerate_refusal(lines.path):
                     lines.close()
@@ -191,12 +228,17 @@ class RunFolder:
             return True
         return False
 
-    def _tell_lost_lines(self) -> None:
+    def _tell_lost_lines(self, is_last: bool = False) -> None:
+        """In the folder if there is room; when it is the last time, in the log where there is none."""
         num_steps, num_events = self._metrics.num_lost, self._events.num_lost
-        if num_steps + num_events > self._num_lost_told:
-            self.record_event("lines_lost", num_steps=num_steps, num_events=num_events)
-            if self._flush_lines(self._events):
-                self._num_lost_told = num_steps + num_events
+        if num_steps + num_events <= self._num_lost_told:
+            return
+        self.record_event("lines_lost", num_steps=num_steps, num_events=num_events)
+        is_told = self._flush_lines(self._events)
+        if is_last and not is_told:
+            logger.warning("%d steps and %d events of %s are in no file.", num_steps, num_events, self.path)
+        if is_last or is_told:
+            self._num_lost_told = self._metrics.num_lost + self._events.num_lost
 
     @contextmanager
     def _tolerate_refusal(self, path: Path | str) -> Iterator[None]:
@@ -211,6 +253,11 @@ class RunFolder:
                     path,
                     error.strerror or error,
                 )
+
+
+def _last_attempt(events: Sequence[Mapping[str, Any]]) -> int:
+    numbers = (event.get("number") for event in events if event.get("kind") == "attempt")
+    return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
 def checkpoint_root(request: RunRequest, folder: RunFolder) -> str:

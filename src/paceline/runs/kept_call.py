@@ -5,23 +5,29 @@ that came from somewhere else is not opened, unless somebody vouches for it with
 """
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunNotResumableError
+from paceline.regular_files import read_regular
 from paceline.runs.durable import write_atomic
 from paceline.runs.request import RunRequest
-from paceline.workers import parcel
+from paceline.workers import contents, parcel
 
 CALL_FILE = "call.pkl"
+LARGE_BYTES = 10 << 20
+"""Above this, a function says what it carries with it."""
 _SEAL_BYTES = hashlib.sha256().digest_size
+_MOST_BYTES = 4 * 2**30
 
 
 def keep_call(run_dir: Path, request: RunRequest) -> None:
@@ -32,10 +38,23 @@ def keep_call(run_dir: Path, request: RunRequest) -> None:
         # when no other one is given.
         rest = replace(request, train_func=_forgotten, dataset=None)
         parts = [os.path.abspath(entry) for entry in sys.path], rest, request.train_func
-        payload = parcel.dumps([parcel.dumps(part) for part in parts])
+        packed = [parcel.dumps(part) for part in parts]
     except Exception:
         return
+    if len(packed[-1]) > LARGE_BYTES:
+        _warn_of_size(request.train_func)
+    payload = parcel.dumps(packed)
     write_atomic(run_dir / CALL_FILE, _seal(payload) + payload, durable=False)
+
+
+def _warn_of_size(train_func: Callable[..., Any]) -> None:
+    """By `warnings`, which say it once."""
+    way, num_bytes = contents.largest(train_func, "train_func")
+    warnings.warn(
+        f"{way} takes {num_bytes / 2**20:.0f} MB. It is sent to every worker, and kept in the folder of every run: "
+        "load or make it inside the function instead.",
+        stacklevel=2,
+    )
 
 
 def _forgotten() -> None:
@@ -47,7 +66,7 @@ def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool
     written by this user, or is trusted."""
     path = run_dir / CALL_FILE
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _MOST_BYTES)
     except OSError as error:
         raise RunNotResumableError(
             f"{run_dir} does not hold the call that began the run ({error.strerror}), so it cannot be resumed as it "
@@ -59,9 +78,9 @@ def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool
             f"{path} was not written by this user's account, or was changed since: opening it could run foreign code. "
             "If you know where it comes from, say Trainer.resume(run_dir, trusted=True)."
         )
-    sys_path, rest, function = parcel.loads(payload)
-    sys.path += [entry for entry in parcel.loads(sys_path) if entry not in sys.path]
     try:
+        sys_path, rest, function = parcel.loads(payload)
+        sys.path += [entry for entry in parcel.loads(sys_path) if entry not in sys.path]
         request: RunRequest = parcel.loads(rest)
         return replace(request, train_func=fn or parcel.loads(function))
     except Exception as error:
@@ -71,12 +90,21 @@ def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool
         ) from error
 
 
+def seal_place(place: str) -> str:
+    """For a path or URL that a run folder names: shows later that this user's account has written it down."""
+    return _seal(b"\0place\0" + place.encode(errors="surrogatepass")).hex()  # which no pickle begins with
+
+
+def is_sealed(place: str, seal: object) -> bool:
+    return isinstance(seal, str) and hmac.compare_digest(seal.encode(), seal_place(place).encode())
+
+
 def _seal(payload: bytes) -> bytes:
     return hmac.new(_key(), payload, hashlib.sha256).digest()
 
 
 def _key() -> bytes:
-    """Made at the first use. Where there is no place to keep it, each process has its own, and nothing matches."""
+    """Made at the first use. Where there is no place to keep it, each process has its own, and no other's matches."""
     state_dir = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "paceline"
     path = state_dir / "seal.key"
     with contextlib.suppress(OSError):
@@ -85,6 +113,11 @@ def _key() -> bytes:
             with contextlib.suppress(FileExistsError):
                 _write_once(path, secrets.token_bytes(32))
         return path.read_bytes()
+    return _key_of_this_process()
+
+
+@functools.cache
+def _key_of_this_process() -> bytes:
     return secrets.token_bytes(32)
 
 

@@ -1,5 +1,6 @@
 """Where runs go: the results folder, the folder of one Trainer below it, and its numbered run folders."""
 
+import errno
 import itertools
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 
+_GIVE_ANOTHER = "Give a logdir in a folder that this user may write to"
 RUN_DIR_NAME = re.compile(r"run_(\d{3,})")
 
 
@@ -35,7 +37,7 @@ def resolve_logdir(
         if not os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise PermissionError(13, os.strerror(13), str(path))
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error
     return path
 
 
@@ -45,7 +47,7 @@ def make_run_dir(logdir: Path) -> Path:
         logdir.mkdir(parents=True, exist_ok=True)
         return _make_first_free(logdir / f"run_{n:03d}" for n in itertools.count(_last_number(logdir) + 1))
     except OSError as error:
-        raise _unusable(logdir, error) from error
+        raise unusable(logdir, error) from error
 
 
 def run_number(name: str) -> int | None:
@@ -64,7 +66,7 @@ def _make_dated(results: Path, prefix: str, now: float) -> Path:
         results.mkdir(parents=True, exist_ok=True)
         return _make_first_free(results / (name + suffix) for suffix in suffixes)
     except OSError as error:
-        raise _unusable(results, error) from error
+        raise unusable(results, error) from error
 
 
 def _make_first_free(candidates: Iterator[Path]) -> Path:
@@ -107,13 +109,13 @@ def _expand_home(text: str) -> str:
     return expanded
 
 
-def _unusable(path: Path, error: OSError) -> ArgumentError:
+def unusable(path: Path, error: OSError) -> ArgumentError:
+    """What to tell who wants to write runs there, where storage has refused it with this error."""
     culprit = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
     if culprit is not None:
         why = f"{culprit} is a file" if culprit.is_file() else f"{culprit} is not a folder"
     else:
         why = error.strerror or str(error)
-    return ArgumentError(
-        f"runs cannot be written to {path}: {why}. Give a logdir in a folder that this user may write to, or "
-        "set PACELINE_RESULTS to one."
-    )
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    what = "Make room there, or give a logdir on another disk" if is_full else _GIVE_ANOTHER
+    return ArgumentError(f"runs cannot be written to {path}: {why}. {what}, or set PACELINE_RESULTS to one.")

@@ -1,6 +1,7 @@
 """What was asked of a run: one frozen record, which goes from the call of `Trainer.run` to the workers, into the run
 folder, and to whoever goes on with the run."""
 
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
@@ -21,6 +22,8 @@ class RunRequest:
     train_func: Callable[..., Any] = field(metadata=_UNTOLD)
     takes_config: bool = field(default=False, metadata=_UNTOLD)
     config: Mapping[str, Any] = field(default_factory=dict)
+    is_namespace: bool = field(default=False, metadata=_UNTOLD)
+    """Whether the function gets the config as an argparse.Namespace, as it was given."""
     checkpoint: str | dict[str, Any] | None = field(default=None, metadata=_STAYS_UNTOLD)
     """What `load_checkpoint()` gives at first: a dict, or the path or URL of a checkpoint."""
     checkpoint_strategy: CheckpointStrategy = field(default_factory=CheckpointStrategy)
@@ -45,6 +48,12 @@ class RunRequest:
     @property
     def name(self) -> str:
         return str(getattr(self.train_func, "__name__", self.train_func))
+
+    def call(self) -> Any:
+        """In a worker: the function's value."""
+        if not self.takes_config:
+            return self.train_func()
+        return self.train_func(Namespace(**self.config) if self.is_namespace else self.config)
 
     def for_workers(self) -> "RunRequest":
         """Without what is the driver's alone."""

@@ -54,13 +54,22 @@ class RunStatus:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "RunStatus | None":
         """None when `fields` is not a status: written by hand, or by a version that has other states."""
-        known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
-        try:
-            known["state"] = RunState(known["state"])
-            known["worker_pids"] = tuple(known.get("worker_pids") or ())
-        except (KeyError, ValueError, TypeError):
+        known = {name: fields[name] for name in cls.__dataclass_fields__ if fields.get(name) is not None}
+        pids = known.get("worker_pids", [])
+        wrong = [name for name in known.keys() & _TYPES.keys() if type(known[name]) not in _TYPES[name]]
+        if wrong or not isinstance(pids, list) or not all(type(pid) is int for pid in pids):
             return None
-        return cls(**known)
+        try:
+            return cls(**known | {"state": RunState(known["state"]), "worker_pids": tuple(pids)})
+        except (KeyError, ValueError):
+            return None
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("state", "reason", "host", "machine"), (str,)),
+    **dict.fromkeys(("pid", "pid_started"), (int,)),
+    **dict.fromkeys(("heartbeat", "created", "started", "ended"), (float, int)),
+}
 
 
 Driver = Literal["here", "gone", "unknown"]
@@ -125,7 +134,7 @@ class StatusFile:
     The first final state stands: neither the heartbeat nor a later `set` changes it.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time, former: Mapping[str, Any] | None = None):
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, former: RunStatus | None = None):
         """`former` is what an earlier driver of the run left: when it was created and started stays."""
         self.path = path
         self._clock = clock
@@ -138,8 +147,8 @@ class StatusFile:
             "pid": os.getpid(),
             "host": os.uname().nodename,
             "worker_pids": [],
-            "created": (former or {}).get("created") or clock(),
-            "started": (former or {}).get("started"),
+            "created": former.created if former and former.created else clock(),
+            "started": former.started if former else None,
             "ended": None,
             "machine": _machine(),
             "pid_started": process_started(os.getpid()),

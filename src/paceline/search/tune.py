@@ -21,7 +21,7 @@ from ray.tune.trainable.trainable import _TrainingResult  # type: ignore[attr-de
 
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointInfo, CheckpointStore, copy, read_info
-from paceline.control.iterator import SGDIterator
+from paceline.control.iterator import RunIterator
 from paceline.runs import Run, RunRequest, checkpoint_root
 from paceline.search.handover import Watch, claim
 from paceline.trainer import Trainer
@@ -179,7 +179,7 @@ class Life:
     ):
         assert request.parent is not None
         self._trainer, self._all_ranks = trainer, all_ranks
-        self._iterator: SGDIterator | None = None
+        self._iterator: RunIterator | None = None
         self._last: dict[str, Any] = {}
         former = _run_of(trainer.logdir, request.parent)
         reopened = claim(former.path) if former is not None else None

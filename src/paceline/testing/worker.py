@@ -48,7 +48,9 @@ class RecordingWire:
         if topic == "storage":
             answer = self._saved.relay.answer(value)
         elif topic == "checkpoint":
-            answer = self._saved.find(value, self._ledger) or TimeoutError("there is no rank 0 here")
+            answer = self._saved.find(value, self.place.world_rank, self._ledger) or TimeoutError(
+                "there is no rank 0 here"
+            )
         else:
             raise NotImplementedError(f"there is no driver to ask about {topic}")
         if isinstance(answer, BaseException):

@@ -8,6 +8,7 @@ never in what these values mean.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import ArgumentTypeError
-from paceline.workers import parcel
+from paceline.workers import contents, surroundings
 from paceline.workers.place import Place, place_from_environ, rank_environ
 
 __all__ = [
@@ -91,7 +92,8 @@ class Preload:
 
 @dataclass(frozen=True)
 class Sent:
-    """Something the user's function sent through the session: a report, a part of a checkpoint, a note."""
+    """Something the user's function sent through the session: a report, a part of a checkpoint, a note. Or from the
+    worker itself, at the end of a call: files of the user's that it has "imported"."""
 
     rank: int
     kind: str
@@ -166,12 +168,14 @@ class Call:
     @cached_property
     def packed(self) -> bytes:
         try:
-            return parcel.dumps((self.fn, self.args))
+            return surroundings.pack_call(self.fn, self.args)
         except Exception as error:
+            names = [*inspect.signature(self.fn).parameters][1:]
+            way, part = contents.culprit({"the function": self.fn, **dict(zip(names, self.args, strict=False))})
             raise ArgumentTypeError(
-                f"{self.label} cannot be pickled for the trip to the workers ({type(error).__name__}: {error}). Look "
-                "for an open file, a lock, a connection or a generator among its arguments and the variables it refers "
-                "to, and create that inside the function instead."
+                f"{self.label} cannot be pickled for the trip to the workers: {way} is of type "
+                f"{type(part).__qualname__} ({type(error).__name__}: {error}). Create what cannot travel, such as an "
+                "open file, a lock, a connection or a generator, inside the function instead."
             ) from error
 
 

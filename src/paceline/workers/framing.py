@@ -38,6 +38,14 @@ def send_patiently(sock: socket.socket, message: Any, timeout_s: float) -> None:
                 raise TimeoutError("the other end does not read") from None
 
 
+def write_frame(fd: int, body: bytes) -> None:
+    """Into a pipe that blocks while it is full."""
+    data = framed(body)
+    written = os.write(fd, data)
+    while written < len(data):
+        written += os.write(fd, memoryview(data)[written:])
+
+
 def recv_message(sock: socket.socket) -> Any:
     """Blocking; raises EOFError when the other end is gone."""
     head = _recv_exactly(sock, _LENGTH.size)

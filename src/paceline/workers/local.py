@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,16 @@ from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, s
 from paceline.workers.framing import FrameReader, send_patiently
 from paceline.workers.nursery import Nursery, shared_nursery
 from paceline.workers.output import LogTail
-from paceline.workers.reports import Report, ReportReader
+from paceline.workers.reports import Report, unpack
 from paceline.workers.stacks import collect_stacks
 
 BATCH_S = 0.05
 """How long reports may gather before the driver takes them."""
 
 _PIPE_BYTES = 1 << 20
+
+_END_S = 5.0
+"""How long a worker may take to end that was killed."""
 
 _TELL_S = 30.0
 """How long a worker may take to make room for something it is told: its reader is a thread that does nothing else."""
@@ -110,30 +113,24 @@ class LocalGroup:
         """All workers are new: a fork costs less than waiting for survivors to unwind, and nothing stale lives on."""
         self.close()
         self._num_workers = self._wanted()
-        specs, shares = self._specs()
-        nursery = shared_nursery(self._preload)
-        lines = [_Line() for _ in specs]
         try:
+            specs, shares = self._specs()
+            nursery = shared_nursery(self._preload)
             for spec in specs:
-                spec["nursery_pid"] = nursery.pid
-            pids = nursery.fork(specs, [line.worker_fds for line in lines])
-        except WorkerStartError:
-            for line in lines:
-                line.close()
+                worker = _Worker(spec, nursery)
+                self._workers.append(worker)  # before it is started: `close` then finds what is left halfway
+                worker.start(spec)
+            self.infos = [
+                WorkerInfo(worker.place, worker.pid, socket.gethostname(), share.ids if share else ())
+                for worker, share in zip(self._workers, shares, strict=True)
+            ]
+            self._selector = selectors.DefaultSelector()
+            for worker in self._workers:
+                self._selector.register(worker.line.sock, selectors.EVENT_READ)
+                self._selector.register(worker.pidfd, selectors.EVENT_READ)
+        except BaseException:
             self.close()
             raise
-        finally:
-            for line in lines:
-                line.close_worker_end()
-        self._workers = [_Worker(spec, pid, line, nursery) for spec, pid, line in zip(specs, pids, lines, strict=True)]
-        self.infos = [
-            WorkerInfo(worker.place, worker.pid, socket.gethostname(), share.ids if share else ())
-            for worker, share in zip(self._workers, shares, strict=True)
-        ]
-        self._selector = selectors.DefaultSelector()
-        for worker in self._workers:
-            self._selector.register(worker.line.sock, selectors.EVENT_READ)
-            self._selector.register(worker.pidfd, selectors.EVENT_READ)
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         packed = {rank: call.packed for rank, call in calls.items()}  # fails, if it must, before any rank begins
@@ -172,7 +169,9 @@ class LocalGroup:
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         if not self._workers:
             raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
-        return collect_stacks({worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers}, timeout_s)
+        living = {worker.rank: (worker.pid, worker.stacks_path) for worker in self._workers if worker.alive}
+        ended = {worker.rank: f"(pid {worker.pid} has ended)\n" for worker in self._workers}
+        return ended | collect_stacks(living, timeout_s)
 
     def abort(self, deliver: Callable[[Event], None]) -> None:
         """What is in the pipes and sockets outlives the workers."""
@@ -181,9 +180,11 @@ class LocalGroup:
                 worker.kill()
             for worker in self._workers:
                 if worker.alive:
-                    worker.wait(5.0)
+                    worker.wait(_END_S)
                     for event in worker.events(is_gone=True):
                         deliver(event)
+                    for text in worker.printed():
+                        deliver(Printed(worker.rank, text))
         finally:
             self.close()
 
@@ -195,13 +196,16 @@ class LocalGroup:
             if grace_s > 0 and worker.is_idle():
                 worker.dismiss()
         deadline = time.monotonic() + grace_s
-        for worker in self._workers:
-            worker.end(max(0.0, deadline - time.monotonic()))
-        if self._selector is not None:
-            self._selector.close()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-        self._workers, self._selector, self._scratch, self.infos = [], None, None, ()
+        workers, self._workers, self.infos = self._workers, [], ()
+        with contextlib.ExitStack() as stack:  # an interrupt in one of these does not spare the others
+            if self._scratch is not None:
+                stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+                self._scratch = None
+            if self._selector is not None:
+                stack.callback(self._selector.close)
+                self._selector = None
+            for worker in reversed(workers):
+                stack.callback(worker.end, deadline)
 
     def _specs(self) -> tuple[list[dict[str, Any]], list[GpuShare | None]]:
         """What each worker is forked with. Raises ResourcesError before anything is started."""
@@ -226,6 +230,7 @@ class LocalGroup:
             "cwd": os.getcwd(),
             "log_path": str(scratch / f"rank_{rank}.log"),
             "stacks_path": str(scratch / f"rank_{rank}.stacks"),
+            "scratch_dir": str(scratch),
         }
 
 
@@ -250,15 +255,11 @@ class _Line:
         self.sock.setblocking(False)
         os.set_blocking(self.report_fd, False)
         self.messages = FrameReader(self.sock.fileno())
-        self._reports = ReportReader()
+        self._reports = FrameReader(self.report_fd)
 
     def reports(self) -> list[Report]:
         """What is in the pipe now."""
-        data = b""
-        with contextlib.suppress(BlockingIOError):
-            while len(data) < _PIPE_BYTES and (chunk := os.read(self.report_fd, _PIPE_BYTES)):
-                data += chunk
-        return self._reports.reports(data) if data else []
+        return [unpack(body) for body in self._reports.bodies()]
 
     @property
     def worker_fds(self) -> tuple[int, int]:
@@ -269,6 +270,8 @@ class _Line:
         os.close(self._worker_report_fd)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # a child of this process may have inherited it
         self.sock.close()
         os.close(self.report_fd)
 
@@ -276,24 +279,40 @@ class _Line:
 class _Worker:
     """One worker process as its group knows it."""
 
-    def __init__(self, spec: dict[str, Any], pid: int, line: _Line, nursery: Nursery):
+    def __init__(self, spec: dict[str, Any], nursery: Nursery):
         self.place: Place = spec["place"]
         self.rank = self.place.world_rank
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)  # it cannot have been reaped: only we ask the nursery for that
-        self.line = line
+        self.line = _Line()
         self.stacks_path = Path(spec["stacks_path"])
-        self.alive = True
-        self._busy = False
+        self.pid, self.pidfd = 0, -1
+        self._is_over = self._busy = False
         self._one_writer = threading.Lock()
         self._is_stop_due = False
-        self._nursery = nursery
+        self._nursery, self._number = nursery, nursery.new_number()
         self._log = LogTail(Path(spec["log_path"]))
         self._old_log: LogTail | None = None
+
+    def start(self, spec: dict[str, Any]) -> None:
+        with self._one_writer:  # it is told nothing before what it has to know
+            try:
+                self.pid = self._nursery.fork(self._number, self.line.worker_fds, spec["scratch_dir"])
+                self.pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                raise WorkerStartError(f"Rank {self.rank} ended with the process it was forked from.") from None
+            finally:
+                self.line.close_worker_end()
+            self._send(spec)
+
+    @property
+    def alive(self) -> bool:
+        """From `start` until the nursery was asked how it ended: from then on, its pid may be somebody else's."""
+        return self.pidfd >= 0 and not self._is_over
 
     def begin(self, payload: bytes, log_path: Path | None) -> None:
         self._busy = True
         if log_path is not None and log_path != self._log.path:
+            if self._old_log is not None:
+                self._old_log.close()
             self._old_log, self._log = self._log, LogTail(log_path, at_end=True)
         self.tell("call", payload, str(log_path) if log_path else None)
 
@@ -308,7 +327,7 @@ class _Worker:
         self._send_stop_if_due()
 
     def _send_stop_if_due(self) -> None:
-        while self._is_stop_due and self._one_writer.acquire(blocking=False):
+        while self._is_stop_due and self.alive and self._one_writer.acquire(blocking=False):
             try:
                 self._is_stop_due = False
                 self._send(("stop",))
@@ -326,8 +345,7 @@ class _Worker:
         events: list[Event] = [Sent(self.rank, "report", report) for report in self.line.reports()]
         events.extend(self._event(kind, value) for kind, value in messages)
         if is_gone:
-            self.alive = False
-            events.append(Died(self.rank, self._how_it_ended()))
+            events.append(Died(self.rank, how_it_ended(self._status())))
         return events
 
     def _event(self, kind: str, value: Any) -> Event:
@@ -343,10 +361,12 @@ class _Worker:
             return Preempted(self.rank, value)
         return Sent(self.rank, kind, value)
 
-    def printed(self) -> list[str]:
-        texts = [self._old_log.read() if self._old_log else "", self._log.read()]
-        self._old_log = None
-        return [text for text in texts if text]
+    def printed(self) -> Iterator[str]:
+        if self._old_log is not None:
+            yield from self._old_log.texts()
+            self._old_log.close()
+            self._old_log = None
+        yield from self._log.texts()
 
     def is_idle(self) -> bool:
         return self.alive and not self._busy and not self.wait(0)
@@ -354,20 +374,29 @@ class _Worker:
     def dismiss(self) -> None:
         self.tell("exit")
 
-    def end(self, patience_s: float) -> None:
+    def end(self, deadline: float) -> None:
         """Wait as long as allowed, then kill the worker and whatever it has started."""
-        if patience_s > 0:
-            self.wait(patience_s)
-        self.kill()
-        if self.alive:
-            self.wait(5.0)
-            self._nursery.reap(self.pid)
-        self.alive = False
-        self._log.close()
-        self.line.close()
-        os.close(self.pidfd)
+        try:
+            if self.alive:
+                self.wait(max(0.0, deadline - time.monotonic()))
+                self.kill()
+                self.wait(_END_S)
+                self._status()
+        finally:
+            if not self._is_over:  # the start was interrupted, or this
+                self._nursery.end_unseen(self._number)
+            for log in filter(None, (self._old_log, self._log)):
+                log.close()
+            self.line.close()
+            if self.pidfd >= 0:
+                os.close(self.pidfd)
 
     def kill(self) -> None:
+        """With its process group. What it has started in other sessions is ended by the nursery."""
+        if self.alive:
+            self._kill()
+
+    def _kill(self) -> None:
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
@@ -378,12 +407,29 @@ class _Worker:
             selector.register(self.pidfd, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
-    def _how_it_ended(self) -> str:
-        status = self._nursery.reap(self.pid)
-        if status is None:
-            return "ended together with the process it was forked from"
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            hint = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
-            return f"was killed by {signal.Signals(number).name}{hint}"
-        return f"ended itself with exit code {os.WEXITSTATUS(status)} (sys.exit or os._exit)"
+    def _status(self) -> int | None:
+        self._is_over = True
+        status = self._nursery.end(self._number)
+        if status is None:  # the nursery has ended nobody
+            self._kill()
+        return status
+
+
+def how_it_ended(status: int | None) -> str:
+    """The wait status of a worker, in words; None if nobody knows it."""
+    if status is None:
+        return "ended; how is not known, since the process it was forked from has ended too or does not answer"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        hint = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
+        return f"was killed by {_signal_name(number)}{hint}"
+    code = os.WEXITSTATUS(status)
+    if code == 128 + signal.SIGTERM:
+        return f"ended itself with exit code {code}, as it does when it gets SIGTERM while it has nothing to do"
+    return f"ended itself with exit code {code} (os._exit, or exit in C code)"
+
+
+def _signal_name(number: int) -> str:
+    if number > signal.SIGRTMIN:  # most of the real-time signals have no name
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return signal.Signals(number).name

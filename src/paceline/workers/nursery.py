@@ -6,7 +6,9 @@ in the background as soon as a Trainer exists, and serves every Trainer of this 
 
 import atexit
 import contextlib
+import itertools
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -15,25 +17,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import WorkerStartError
-from paceline.workers.framing import recv_message, send_message
 
-_START = "import sys; from paceline.workers.nursery_process import main; main(int(sys.argv[1]), sys.argv[2:])"
+_START = """
+import sys
+fd, driver_pid, end_of_path = map(int, sys.argv[1:4])
+sys.path[:] = sys.argv[4:end_of_path]
+from paceline.workers.nursery_process import main
+main(fd, driver_pid, sys.argv[end_of_path:])
+"""
+"""The path comes before the first import: `-c` would look into the working directory, where the driver may not."""
+
+_MESSAGE_BYTES = 1 << 16
 
 
 class Nursery:
-    """One nursery process. Thread-safe: requests are answered one at a time."""
+    """One nursery process. Thread-safe: requests are answered one at a time.
 
-    def __init__(self, preload: Sequence[str]):
-        ours, theirs = socket.socketpair()
+    Whoever asks may be interrupted at any line, by Ctrl-C, say. A message is a packet, which is sent whole or not at
+    all; it has a number, and an answer to a question that nobody asks any more is dropped.
+
+    `import_s` is how long one module may take to import, `answer_s` how long it may then take to answer. A nursery that
+    takes longer is killed.
+    """
+
+    def __init__(self, preload: Sequence[str], import_s: float = 300.0, answer_s: float = 30.0):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = [entry for entry in sys.path if isinstance(entry, str)]
         with theirs:
+            numbers = map(str, (theirs.fileno(), os.getpid(), 4 + len(path)))
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno()), *preload],
+                [sys.executable, "-c", _START, *numbers, *path, *preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._control = ours
+        self._import_s, self._answer_s = import_s, answer_s
+        self._importing: str | None = "Python itself"
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._owner_pid = os.getpid()
 
@@ -45,44 +66,97 @@ class Nursery:
         """False in a fork of the driver too: the socket belongs to the parent."""
         return self._owner_pid == os.getpid() and self._process.poll() is None
 
-    def fork(self, specs: list[dict[str, Any]], fds: list[tuple[int, int]]) -> list[int]:
-        """Fork one worker for each spec, each with its socket and its end of the report pipe. Waits for the imports
-        when they are not done."""
-        with self._lock, self._explained():
-            send_message(self._control, ("fork", specs))
-            socket.send_fds(self._control, [b"f"], [fd for pair in fds for fd in pair])
-            pids: list[int] = recv_message(self._control)
-            return pids
+    def new_number(self) -> int:
+        """For a worker that is to be forked. Take it first: by it, `end` finds whatever an interrupted `fork` made."""
+        return next(self._numbers)
 
-    def reap(self, pid: int) -> int | None:
-        """The wait status of a worker that has ended; None when the nursery is gone too."""
-        with self._lock:
-            try:
-                send_message(self._control, ("reap", pid))
-                status: int = recv_message(self._control)
-            except (EOFError, OSError):
-                return None
-            return status
-
-    def close(self) -> None:
-        self._control.close()
-        if self._owner_pid == os.getpid():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=5)
-                return
-            self._process.kill()
-            self._process.wait()
-
-    @contextlib.contextmanager
-    def _explained(self) -> Any:
+    def fork(self, number: int, fds: tuple[int, int], scratch_dir: str) -> int:
+        """Fork a worker with its socket, over which it waits for what else it has to know, and its end of the report
+        pipe; returns its pid. Waits for the imports when they are not done. `scratch_dir` is removed when the driver
+        dies."""
         try:
-            yield
+            pid: int = self._ask("fork", number, scratch_dir, fds=fds)
+        except TimeoutError as error:
+            raise WorkerStartError(f"The process that forks workers (pid {self.pid}) {error}") from error
         except (EOFError, OSError) as error:
             raise WorkerStartError(
                 f"The process that forks workers (pid {self.pid}) ended while workers were being started"
                 f" ({error}). Its own error, if any, is above; the usual causes are memory running out and"
                 " a framework that fails to import."
             ) from error
+        return pid
+
+    def end(self, number: int) -> int | None:
+        """The wait status of a worker that has ended, and the end of whatever it has started and left. One that has not
+        ended is killed. None when there is no such worker, or nobody knows any more."""
+        try:
+            status: int | None = self._ask("end", number)
+        except (EOFError, OSError):
+            return None
+        except BaseException:
+            self.end_unseen(number)
+            raise
+        return status
+
+    def end_unseen(self, number: int) -> None:
+        """The same without waiting, after an interrupt: the imports may not be done yet."""
+        with contextlib.suppress(OSError):
+            self._send((self.new_number(), "end", number))
+
+    def close(self) -> None:
+        if self._owner_pid != os.getpid():
+            self._control.close()
+            return
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # closing is not enough if a child of ours has inherited it
+        self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+            return
+        self._kill()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it ends when it comes out
+            self._process.wait(timeout=5)
+
+    def _ask(self, verb: str, *args: Any, fds: Sequence[int] = ()) -> Any:
+        """TimeoutError, and the end of the nursery, if it does not answer; EOFError or OSError if it has ended."""
+        with self._lock:
+            number = next(self._numbers)
+            try:
+                self._send((number, verb, *args), fds)
+                while True:
+                    answered, value = self._receive()
+                    self._importing = value if answered == 0 else None
+                    if answered == number:
+                        return value
+            except TimeoutError:
+                self._kill()
+                raise TimeoutError(self._silence()) from None
+
+    def _send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        self._control.settimeout(self._answer_s)
+        socket.send_fds(self._control, [pickle.dumps(message)], fds)
+
+    def _receive(self) -> tuple[int, Any]:
+        self._control.settimeout(self._answer_s if self._importing is None else self._import_s)
+        packet = self._control.recv(_MESSAGE_BYTES)
+        if not packet:
+            raise EOFError("it closed the connection")
+        message: tuple[int, Any] = pickle.loads(packet)
+        return message
+
+    def _silence(self) -> str:
+        if self._importing is None:
+            return (
+                f"did not answer within {self._answer_s:g} s and was ended. It may have been stopped, or the machine "
+                "has no memory left. The next start begins with a new one."
+            )
+        return (
+            f"was still importing {self._importing} after {self._import_s:g} s and was ended. See whether that import "
+            "ends in a Python of its own. What waits for something when it is imported cannot be preloaded."
+        )
 
 
 _shared: dict[tuple[str, ...], Nursery] = {}
@@ -100,6 +174,8 @@ def shared_nursery(preload: Sequence[str]) -> Nursery:
         if nursery is None or not nursery.is_alive():
             if not _shared:
                 atexit.register(close_nurseries)
+            if nursery is not None:
+                nursery.close()
             nursery = _shared[key] = Nursery(key)
         return nursery
 

@@ -1,13 +1,15 @@
 """A worker's output: into a file, from where the driver reads what is new."""
 
+import codecs
 import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_CHUNK_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 20
 
 
 def redirect_output(path: str) -> None:
@@ -48,23 +50,22 @@ class LogTail:
     def __init__(self, path: Path, at_end: bool = False):
         self.path = path
         self._fd: int | None = None
-        self._rest = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a character
         self._skip = path.stat().st_size if at_end and path.exists() else 0
 
-    def read(self) -> str:
-        """Whole lines that were added since the last call, and an unfinished one once the file is long enough."""
+    def texts(self) -> Iterator[str]:
+        """What was added since the last call, in pieces; not what is being added meanwhile, which may never end."""
         if self._fd is None:
             try:
                 self._fd = os.open(self.path, os.O_RDONLY)
             except OSError:
-                return ""
+                return
             os.lseek(self._fd, self._skip, os.SEEK_SET)
-        data = self._rest
-        while chunk := os.read(self._fd, _CHUNK_BYTES):
-            data += chunk
-        cut = data.rfind(b"\n") + 1 if len(data) < _CHUNK_BYTES else len(data)
-        self._rest = data[cut:]
-        return data[:cut].decode("utf-8", errors="replace")
+        left = os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR)
+        while left > 0 and (chunk := os.read(self._fd, min(left, _CHUNK_BYTES))):
+            left -= len(chunk)
+            if text := self._decoder.decode(chunk):
+                yield text
 
     def close(self) -> None:
         if self._fd is not None:

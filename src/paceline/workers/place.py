@@ -36,8 +36,10 @@ _SRUN = {
 
 
 def rank_environ(place: Place) -> dict[str, str]:
-    """The variables by which a script under torchrun knows its place."""
-    return {variable: str(getattr(place, name)) for name, variable in _TORCHRUN.items()}
+    """The variables by which a script under torchrun knows its place, and that somebody has launched it: Lightning then
+    starts no processes of its own, and refuses a number of devices that there is not."""
+    told = {variable: str(getattr(place, name)) for name, variable in _TORCHRUN.items()}
+    return {**told, "TORCHELASTIC_RUN_ID": "paceline"}
 
 
 def place_from_environ(environ: Mapping[str, str]) -> Place | None:

@@ -25,6 +25,7 @@ import psutil
 from paceline import frameworks
 from paceline.workers import parcel
 from paceline.workers.base import Place
+from paceline.workers.garbage import Garbage
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import LogTail, redirect_output
 from paceline.workers.questions import Questions
@@ -169,7 +170,7 @@ class RayWorker:
         self._log = _catch_output()
         on_sigterm(self._preempt)
         self._importing = threading.Lock()
-        self._num_modules = 0
+        self._garbage = Garbage()
         self.preload(preload)
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -180,18 +181,7 @@ class RayWorker:
                 with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a call, with a traceback
                     importlib.import_module(module)
             gc.enable()
-            self._freeze_modules()
-
-    def _tidy(self) -> None:
-        """Drop what a call has left in reference cycles: a DDP model must not outlive its process group."""
-        gc.collect()
-        self._freeze_modules()
-
-    def _freeze_modules(self) -> None:
-        """What is imported stays, so the next collection need not walk through it: with torch that takes 0.1 s."""
-        if len(sys.modules) > self._num_modules:
-            gc.freeze()
-            self._num_modules = len(sys.modules)
+            self._garbage.leave_modules_alone()
 
     def hello(self) -> dict[str, Any]:
         return {
@@ -222,7 +212,7 @@ class RayWorker:
 
     def poll(self, epoch: int, timeout_s: float) -> list[tuple[str, Any]]:
         taken = self._wire.take(epoch, timeout_s)
-        if text := self._log.read():
+        if text := "".join(self._log.texts()):
             taken.insert(0, ("printed", text))
         return taken
 
@@ -256,7 +246,7 @@ class RayWorker:
         self._wire.stopping = True  # afterwards, so that the driver knows why the function returns
 
     def _leave_group(self) -> bool:
-        self._tidy()
+        self._garbage.collect()
         try:
             self._wire.leaving.close()
         except Exception:
@@ -287,7 +277,7 @@ class RayWorker:
             del error
         else:
             self._wire.send("returned", value)
-        self._tidy()
+        self._garbage.collect()
 
 
 def _catch_output() -> LogTail:
@@ -295,7 +285,7 @@ def _catch_output() -> LogTail:
     descriptor, path = tempfile.mkstemp(prefix="paceline_output_")
     os.close(descriptor)
     tail = LogTail(Path(path))
-    tail.read()  # opens it
+    list(tail.texts())  # opens it
     redirect_output(path)
     os.unlink(path)
     return tail

@@ -2,11 +2,9 @@
 
 What a loop does once in a while runs with cold caches, where every line of Python and every library it touches costs
 many times what it costs in a tight loop. So the worker does as little as possible: plain values go through marshal,
-the smallest serializer there is, and the driver does the stamping. Reports follow each other without any frame, since
-marshal knows where a value ends.
+the smallest serializer there is, and the driver does the stamping.
 """
 
-import io
 import marshal
 import pickle
 from typing import Any
@@ -28,29 +26,8 @@ def pack(metrics: Report, timestamp: float, elapsed_s: float, iteration: int) ->
     return marshal.dumps(_pickled((metrics, timestamp, elapsed_s, iteration)))
 
 
-def unpack(packed: bytes) -> Report:
+def unpack(packed: bytes | bytearray) -> Report:
     return _stamped(marshal.loads(packed))
-
-
-class ReportReader:
-    """Reports out of a stream of bytes that arrives in pieces. A torn one at its end never shows."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def reports(self, data: bytes) -> list[Report]:
-        stream = io.BytesIO(self._rest + data)
-        found = []
-        start = 0
-        while True:
-            try:
-                item = marshal.load(stream)
-            except (EOFError, ValueError, TypeError):  # the rest of it is still to come
-                break
-            found.append(_stamped(item))
-            start = stream.tell()
-        self._rest = stream.getvalue()[start:]
-        return found
 
 
 def _stamped(item: Any) -> Report:

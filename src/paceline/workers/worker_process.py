@@ -13,18 +13,21 @@ import faulthandler
 import gc
 import os
 import queue
-import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from paceline.frameworks import generators
 from paceline.workers import parcel
 from paceline.workers.base import Place
-from paceline.workers.framing import recv_message, send_message
+from paceline.workers.edits import user_files
+from paceline.workers.framing import recv_message, send_message, write_frame
+from paceline.workers.garbage import Garbage
+from paceline.workers.nursery_process import adopt_orphans
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import flush_output, redirect_output
 from paceline.workers.questions import Questions
@@ -33,10 +36,16 @@ from paceline.workers.sigterm import on_sigterm
 _PR_SET_PDEATHSIG = 1
 
 
-def worker_main(sock: socket.socket, report_fd: int, spec: dict[str, Any]) -> None:
-    _leave_the_nursery(spec)
+def worker_main(sock: socket.socket, report_fd: int, nursery_pid: int) -> None:
+    _leave_the_nursery(nursery_pid)
+    try:
+        spec = recv_message(sock)
+    except (EOFError, OSError):  # nobody wants this worker any more
+        os._exit(1)
+    _settle(spec)
     wire = ProcessWire(sock, report_fd, spec["place"])
     on_sigterm(wire.preempt)
+    garbage = Garbage()
     commands: queue.SimpleQueue[tuple[bytes, str | None] | None] = queue.SimpleQueue()
     threading.Thread(target=_read_commands, args=(wire, commands), name="paceline-reader", daemon=True).start()
     while (command := commands.get()) is not None:
@@ -45,8 +54,7 @@ def worker_main(sock: socket.socket, report_fd: int, spec: dict[str, Any]) -> No
             redirect_output(log_path)
         _answer(wire, payload)
         wire.is_busy = False
-        flush_output()
-        gc.collect()  # a DDP model in a reference cycle must not outlive its process group
+        garbage.collect()
     os._exit(0)
 
 
@@ -63,15 +71,20 @@ class ProcessWire:
         self.is_busy = False
         self.questions = Questions()
         self._report_fd = report_fd
-        self._report_lock, self._send_lock = threading.Lock(), threading.Lock()
+        self._reports: deque[bytes] = deque()
+        self._is_writing = False
+        self._report_lock, self._send_lock = threading.RLock(), threading.Lock()
 
     def report(self, packed: bytes) -> None:
-        if len(packed) <= select.PIPE_BUF:  # the kernel does not mix it with another thread's
-            os.write(self._report_fd, packed)
-            return
-        with self._report_lock:
-            while packed:
-                packed = packed[os.write(self._report_fd, packed) :]
+        with self._report_lock:  # also for a small one: it must not come between the parts of a large one
+            self._reports.append(packed)
+            while self._reports and not self._is_writing:  # else a signal handler: whom it has interrupted goes on
+                self._is_writing = True
+                try:
+                    while self._reports:
+                        write_frame(self._report_fd, self._reports.popleft())
+                finally:
+                    self._is_writing = False
 
     def send(self, kind: str, value: Any) -> None:
         with self._send_lock:
@@ -114,18 +127,24 @@ def _answer(wire: ProcessWire, payload: bytes) -> None:
         fn, args = parcel.loads(payload)
         value = pack_value(fn(wire, *args))
     except BaseException as error:
+        flush_output()  # first: who has the answer does not look for more output
         wire.send("raised", describe_error(error))
         del error
     else:
+        flush_output()
         wire.send("returned", value)
 
 
-def _leave_the_nursery(spec: dict[str, Any]) -> None:
+def _leave_the_nursery(nursery_pid: int) -> None:
     os.setsid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != spec["nursery_pid"]:  # it died between the fork and the line above
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != nursery_pid:  # it died between the fork and the line above
         os._exit(1)
+    adopt_orphans()
+
+
+def _settle(spec: dict[str, Any]) -> None:
+    """Take over the driver's surroundings."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.enable()
     os.environ.clear()
@@ -134,6 +153,7 @@ def _leave_the_nursery(spec: dict[str, Any]) -> None:
     sys.argv[:] = spec["argv"]
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
+    user_files.forget_edited()
     generators.reseed()
     redirect_output(spec["log_path"])
     stacks = os.open(spec["stacks_path"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)

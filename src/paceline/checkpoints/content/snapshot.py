@@ -21,6 +21,7 @@ from paceline.checkpoints.content.tree import Decoder, Encoder
 from paceline.checkpoints.manifest import damaged
 from paceline.errors import PacelineError
 from paceline.frameworks.base import Block
+from paceline.regular_files import open_regular
 
 STATE_FILE = "state.json"
 ARRAYS_FILE = "arrays.safetensors"
@@ -128,11 +129,13 @@ def copy_of(state: Mapping[str, Any]) -> dict[str, Any]:
     return decode(snapshot(state))
 
 
-def read_state(directory: Path, path: str) -> dict[str, Any]:
-    """Decodes the verified files in `directory`. `path` is what the user calls the checkpoint, for errors."""
+def read_state(directory: Path, path: str, has_arrays: bool = True) -> dict[str, Any]:
+    """Decodes the verified files in `directory`, of which the arrays are one or not. `path` is what the user calls the
+    checkpoint, for errors."""
     try:
-        tree = json.loads((directory / STATE_FILE).read_bytes())
-        with _ArraysFile(directory / ARRAYS_FILE) as arrays:
+        with open(open_regular(directory / STATE_FILE), "rb") as file:
+            tree = json.loads(file.read())
+        with _ArraysFile(directory / ARRAYS_FILE if has_arrays else None) as arrays:
             state: dict[str, Any] = Decoder(arrays).decode(tree)
     except (PacelineError, FileNotFoundError, MemoryError):
         raise
@@ -149,16 +152,17 @@ def verify(directory: Path, records: Iterable[FileRecord], path: str) -> None:
     written.
 
     FileNotFoundError for one that is gone: only the caller can know whether the whole checkpoint is.
+    UnreadableFileError for what is no file of this directory.
     """
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for record in records:
-        crc32 = num_bytes = 0
-        with open(directory / record.name, "rb", buffering=0) as file:
+        crc32 = 0
+        with open(open_regular(directory / record.name, directory), "rb", buffering=0) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes != record.num_bytes:  # before it is read: one that was blown up takes for ever
+                raise damaged(path, record.name, f"it has {num_bytes} bytes, but {record.num_bytes} were written")
             while count := file.readinto(buffer):
                 crc32 = zlib.crc32(buffer[:count], crc32)
-                num_bytes += count
-        if num_bytes != record.num_bytes:
-            raise damaged(path, record.name, f"it has {num_bytes} bytes, but {record.num_bytes} were written")
         if crc32 != record.crc32:
             raise damaged(path, record.name, "its checksum is not that of what was written")
 
@@ -166,15 +170,16 @@ def verify(directory: Path, records: Iterable[FileRecord], path: str) -> None:
 class _ArraysFile:
     """The arrays of a checkpoint on disk, each read straight into the memory of the array it becomes."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path | None):
+        """None: there are none."""
         self._path = path
         self._fd: int | None = None
         self._entries: dict[str, Entry] = {}
         self._data_begin = 0
 
     def __enter__(self) -> "_ArraysFile":
-        if self._path.exists():
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._path is not None:
+            self._fd = open_regular(self._path)
             size = os.fstat(self._fd).st_size
             self._entries, self._data_begin = parse_header(self._read(0, 8), self._read, size)
         return self

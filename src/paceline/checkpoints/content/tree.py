@@ -206,8 +206,15 @@ def render(place: _Place) -> str:
     parts: list[str] = []
     while place is not None:
         place, key = place
-        parts.append(f".{key}" if isinstance(key, str) else f"[{key!r}]")
+        parts.append(f".{key}" if isinstance(key, str) else f"[{_shown(key)}]")
     return "".join(reversed(parts)).removeprefix(".") or "state"
+
+
+def _shown(key: object) -> str:
+    try:
+        return repr(key)
+    except ValueError:  # there is an integer in it with more digits than Python prints
+        return f"a very large {type(key).__name__}"
 
 
 def _codec(framework: Framework) -> ArrayCodec:

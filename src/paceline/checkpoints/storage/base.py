@@ -1,5 +1,6 @@
 """Where checkpoints are kept: the seam between what a checkpoint is and the disk or object store that holds it."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,14 +53,14 @@ class Storage(Protocol):
         there is no root."""
 
     def read(self, name: str, file: str) -> bytes:
-        """One small file. FileNotFoundError if it is not there."""
+        """One small file. FileNotFoundError if it is not there, UnreadableFileError for what is no file."""
 
     def fetch(self, source: "str | Draft", files: Sequence[str]) -> Fetched:
         """Files of a set, or of a draft by whoever knows that they are in it: those stay good when it is committed."""
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         """Phase one: adds files to a draft, durably. Writers of one draft use different names. After any error none
-        of these files is left."""
+        of these files is left. That the draft is dropped or committed meanwhile is no error."""
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         """Phase two, once, when `files` have been put: from now on the set exists for readers, also after a power cut.
@@ -101,5 +102,5 @@ def split_path(path: str | Path) -> tuple[str, str]:
     if _URL.match(text):
         root, _, name = text.rpartition("/")
         return root, name
-    absolute = Path(text or "/").expanduser().absolute()
+    absolute = Path(os.path.expanduser(text or "/")).absolute()
     return str(absolute.parent), absolute.name

@@ -74,13 +74,13 @@ class FsspecStorage:
             with _as_os_errors(self.path_of(name)):
                 fs, root = self._open()
                 for file in files:
-                    target = workspace.path / name / file
+                    target = workspace.path / "fetched" / file
                     target.parent.mkdir(parents=True, exist_ok=True)
                     fs.get_file(f"{root}/{name}/{file}", str(target))
         except BaseException:
             workspace.close()
             raise
-        return Fetched(workspace.path / name, workspace.close)
+        return Fetched(workspace.path / "fetched", workspace.close)
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         with _as_os_errors(self.path_of(draft.name)):

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.storage.relayed import RelayedStorage
+from paceline.regular_files import DOCUMENT_BYTES, read_regular
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,6 @@ def open_in_worker(root: str | Path, landmarks: Sequence[Landmark], ask: Callabl
 
 def _crc32(path: str | Path) -> int | None:
     try:
-        return zlib.crc32(Path(path).read_bytes())
+        return zlib.crc32(read_regular(path, DOCUMENT_BYTES))
     except OSError:
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.checkpoints.content.files import DiskFile, SourceFile, write_chunks
 from paceline.checkpoints.storage.base import Draft, Fetched
 from paceline.checkpoints.storage.workspace import Workspace, sweep
+from paceline.regular_files import DOCUMENT_BYTES, open_regular, read_regular
 
 _SYNC_EVERY_BYTES = 64 * 2**20
 _DRAFT_SUFFIX = ".draft"
@@ -18,7 +19,7 @@ class LocalStorage:
     """A `Storage` in a directory, which several processes may share: a rename either happens or fails."""
 
     def __init__(self, root: str | Path):
-        self._root = Path(root).expanduser().absolute()
+        self._root = Path(os.path.expanduser(root)).absolute()
 
     @property
     def root(self) -> str:
@@ -28,20 +29,19 @@ class LocalStorage:
         return str(self._root / name)
 
     def names(self) -> list[str]:
+        if not os.path.isdir(self._root):  # unlike listdir, it has an answer for every name
+            return []
         try:
             return [name for name in os.listdir(self._root) if not name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, name: str, file: str) -> bytes:
-        try:
-            return (self._root / name / file).read_bytes()
-        except NotADirectoryError as error:
-            raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
+        return read_regular(self._root / name / file, DOCUMENT_BYTES, self._root / name)
 
     def read_range(self, source: str | Draft, file: str, offset: int, num_bytes: int) -> bytes:
         """A piece of a file; less than `num_bytes` only at its end."""
-        with open(self._folder(source) / file, "rb") as opened:
+        with open(open_regular(self._folder(source) / file, self._folder(source)), "rb") as opened:
             opened.seek(offset)
             return opened.read(num_bytes)
 
@@ -68,15 +68,18 @@ class LocalStorage:
         written: list[Path] = []
         try:
             for file in files:
-                _write_file(folder / file.name, file)
+                _write_file(folder, file)
                 written.append(folder / file.name)
             above = {parent for path in written for parent in path.parents}
             for inside in {folder, *(parent for parent in above if folder in parent.parents)}:
                 _fsync(inside)
-        except BaseException:
+        except BaseException as error:
             for path in written:
                 path.unlink(missing_ok=True)
-            raise
+            # The draft was dropped meanwhile, or committed without these: nobody will ask for them, and no second try
+            # must bring it back. Should it be asked for after all, the commit notices that they are not there.
+            if not isinstance(error, FileNotFoundError) or folder.exists() or not self._root.exists():
+                raise
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         folder, target = self._folder(draft), self._root / draft.name
@@ -84,9 +87,9 @@ class LocalStorage:
             raise FileExistsError(f"{target} exists already")
         for file in files:
             os.stat(folder / file)
-        path = folder / manifest.name
-        path.unlink(missing_ok=True)  # of an earlier try
-        _write_file(path, manifest)
+        folder.mkdir(parents=True, exist_ok=True)  # of a set without files there is none yet
+        (folder / manifest.name).unlink(missing_ok=True)  # of an earlier try
+        _write_file(folder, manifest)
         _fsync(folder)
         self._rename(folder, target)
         _fsync(self._root)
@@ -143,8 +146,10 @@ class LocalStorage:
             raise
 
 
-def _write_file(path: Path, file: SourceFile) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write_file(folder: Path, file: SourceFile) -> None:
+    path = folder / file.name
+    for inside in reversed(path.relative_to(folder).parents[:-1]):
+        (folder / inside).mkdir(exist_ok=True)  # not with its parents: a draft that was dropped stays so
     is_linked = isinstance(file, DiskFile) and _link(file.path, path)
     fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_linked else os.O_WRONLY | os.O_CREAT | os.O_EXCL), 0o666)
     try:

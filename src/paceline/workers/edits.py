@@ -1,0 +1,89 @@
+"""Modules of the user's own that were edited after a process had imported them.
+
+What is installed is not looked at: only source files outside of Python's own folders.
+"""
+
+import contextlib
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+
+class UserFiles:
+    """In a worker, or the nursery: the files of the user's modules that this process has imported."""
+
+    def __init__(self) -> None:
+        self._num_modules = 0
+        self._told: set[str] = set()
+        self._modified: dict[str, int] = {}
+
+    def news(self) -> list[str]:
+        """Those that were not told yet. Cheap when nothing was imported."""
+        if len(sys.modules) == self._num_modules:
+            return []
+        self._num_modules = len(sys.modules)
+        news = sorted(set(_user_modules().values()) - self._told)
+        self._told.update(news)
+        return news
+
+    def remember(self) -> None:
+        """In the nursery, when its imports are done: how these files are now."""
+        self._modified = {file: modified for file in _user_modules().values() if (modified := _modified(file))}
+
+    def forget_edited(self) -> None:
+        """In a worker just forked: if one of them is different now, import all of them again when they are needed."""
+        if any(_modified(file) != modified for file, modified in self._modified.items()):
+            for name in _user_modules():
+                del sys.modules[name]
+
+
+user_files = UserFiles()
+"""Of this process, as `sys.modules` is."""
+
+
+class Edits:
+    """On the driver: what its workers have imported, and whether that has changed since."""
+
+    def __init__(self) -> None:
+        self._modified: dict[str, int] = {}
+
+    def learn(self, files: Iterable[str], begin_ns: int) -> None:
+        """A worker has imported them after that time. One that was written later may be another one already."""
+        for file in files:
+            modified = _modified(file)
+            if modified is not None and file not in self._modified:  # else the worker's machine has it, and not ours
+                self._modified[file] = modified if modified < begin_ns else 0
+
+    def edited(self) -> list[str]:
+        return sorted(file for file, modified in self._modified.items() if _modified(file) != modified)
+
+    def clear(self) -> None:
+        self._modified.clear()
+
+
+def _user_modules() -> dict[str, str]:
+    """The files of this process's modules that are the user's own, by the name of the module."""
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    return {name: file for name, file in files.items() if isinstance(file, str) and _is_users(name, file)}
+
+
+def _is_users(name: str, file: str) -> bool:
+    return name != "__main__" and file.endswith(".py") and not file.startswith(_library_dirs())
+
+
+@cache
+def _library_dirs() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    dirs = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    dirs |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
+    return tuple({os.path.join(path, "") for one in dirs for path in (one, os.path.realpath(one))})
+
+
+def _modified(file: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(file).st_mtime_ns
+    return None

@@ -1,0 +1,295 @@
+"""Local workers and their nursery: interrupts, hangs, what they leave behind, and how much they can say."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from paceline.errors import WorkerStartError
+from paceline.workers import nursery
+from paceline.workers.base import Call, Died, Preload, Printed, Raised, Resources, Returned, Sent, Size
+from paceline.workers.local import LocalEngine
+from paceline.workers.nursery import Nursery
+from paceline.workers.nursery_process import children
+from paceline.workers.reports import pack
+
+
+@pytest.fixture
+def make_group():
+    """Makes groups; they, and the nurseries that only they use, are gone after the test."""
+    groups, before = [], set(nursery._shared)
+
+    def make_group(num_workers=2, preload=()):
+        group = LocalEngine(preload=preload).group(Size(num_workers, num_workers), Resources(), Preload())
+        groups.append(group)
+        return group
+
+    yield make_group
+    for group in groups:
+        group.close()
+    for key in set(nursery._shared) - before:
+        if key != LocalEngine()._all_of(Preload()):
+            nursery._shared.pop(key).close()
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module that this process, and so its nurseries, can import; returns its name."""
+
+    def module(text):
+        name = f"preloaded_{tmp_path.name}"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return name
+
+    return module
+
+
+def call(group, fn, *args, logs=None):
+    """On every rank; all events until each has ended."""
+    events = []
+    group.submit(dict.fromkeys(range(len(group.infos)), Call(fn, args)), logs)
+    while sum(isinstance(event, Returned | Raised | Died) for event in events) < len(group.infos):
+        group.poll(0.1, events.append)
+    return events
+
+
+def values(events):
+    returned = [event for event in events if isinstance(event, Returned)]
+    return [event.value for event in sorted(returned, key=lambda event: event.rank)]
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def is_gone(process):
+    """Also for one that nobody has reaped, or that ends while we look."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_interrupt_while_workers_start(make_group, module, tmp_path):
+    name = module(
+        "import pathlib, time\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "(folder / 'begun').touch()\n"
+        "while not (folder / 'go').exists(): time.sleep(0.01)"
+    )
+    group, other = make_group(2, [name]), make_group(1, [name])
+
+    def interrupt():
+        wait_until((tmp_path / "begun").exists, "the import has not begun")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            group.start()
+    finally:
+        signal.signal(signal.SIGINT, former)
+        thread.join()
+        (tmp_path / "go").touch()
+    for one in (other, group):
+        one.start()
+        assert values(call(one, lambda wire: os.getpid())) == [info.pid for info in one.infos]
+    [forks] = [one for key, one in nursery._shared.items() if name in key]
+    workers = {info.pid for one in (other, group) for info in one.infos}
+    assert {child.pid for child in psutil.Process(forks.pid).children()} == workers, (
+        "no worker of the first start is left"
+    )
+
+
+def test_module_that_never_ends_to_import_is_named(module, tmp_path):
+    name = module("import time; time.sleep(1000)")
+    hanging = Nursery([name], import_s=2.0)
+    with pytest.raises(WorkerStartError, match=f"still importing {name} after 2 s"):
+        hanging.fork(hanging.new_number(), (0, 0), str(tmp_path / "scratch"))
+    assert not hanging.is_alive()
+    hanging.close()
+
+
+def test_nursery_that_is_stopped_is_given_up(tmp_path):
+    stopped = Nursery([], answer_s=0.2)
+    assert stopped.end(stopped.new_number()) is None, "there is no such worker"
+    os.kill(stopped.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerStartError, match=r"did not answer within 0\.2 s"):
+        stopped.fork(stopped.new_number(), (0, 0), str(tmp_path / "scratch"))
+    assert not stopped.is_alive()
+    stopped.close()
+
+
+def test_nursery_imports_from_where_the_driver_does(make_group, tmp_path, monkeypatch):
+    """Under `python -P` that is not the working directory, and here neither."""
+    (tmp_path / "not_on_the_path.py").write_text("")
+    (tmp_path / "odd:name").mkdir()
+    (tmp_path / "odd:name" / "on_the_path.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry] + [str(tmp_path / "odd:name")])
+    group = make_group(1, ["not_on_the_path", "on_the_path"])
+    group.start()
+    names = {"not_on_the_path", "on_the_path"}
+    assert values(call(group, lambda wire: names & set(sys.modules))) == [{"on_the_path"}]
+
+
+def test_runs_and_groups_leave_no_file_open(make_group, tmp_path):
+    def num_open():
+        return len(os.listdir("/proc/self/fd"))
+
+    def run(group, number):
+        call(group, lambda wire: print("hello"), logs={rank: tmp_path / f"{number}_{rank}.log" for rank in (0, 1)})
+
+    group = make_group()
+    group.start()
+    run(group, 0)
+    before = num_open()
+    for number in range(1, 4):
+        run(group, number)
+    assert num_open() == before, "runs of one group"
+    for number in range(4, 7):
+        group.start()
+        run(group, number)
+    assert num_open() == before, "new workers"
+    os.kill(nursery.shared_nursery(LocalEngine()._all_of(Preload())).pid, signal.SIGKILL)
+    assert all(isinstance(event, Died) for event in call(group, lambda wire: time.sleep(100)))
+    group.start()
+    run(group, 7)
+    assert num_open() == before, "a new nursery"
+
+
+def test_threads_that_report_at_once(make_group):
+    def report(wire):
+        def report_small():
+            for number in range(2000):
+                wire.report(pack({"small": number}, 0.0, 0.0, number))
+
+        thread = threading.Thread(target=report_small)
+        thread.start()
+        for number in range(5):
+            wire.report(pack({"large": "x" * 3_000_000}, 0.0, 0.0, number))  # more than the pipe holds
+        thread.join()
+
+    group = make_group(1)
+    group.start()
+    reports = [event.value for event in call(group, report) if isinstance(event, Sent)]
+    assert [one["small"] for one in reports if "small" in one] == list(range(2000))
+    assert [len(one["large"]) for one in reports if "large" in one] == [3_000_000] * 5
+
+
+def test_signal_handler_reports_in_the_middle_of_a_report(make_group):
+    def report(wire):
+        def handle(*_):
+            wire.report(pack({"from": "handler"}, 0.0, 0.0, 1))
+
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        for number in range(20):
+            wire.report(pack({"from": "loop", "text": "x" * 2_000_000}, 0.0, 0.0, number))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    group = make_group(1)
+    group.start()
+    reports = [event.value for event in call(group, report) if isinstance(event, Sent)]
+    assert [one["from"] for one in reports].count("loop") == 20
+    assert {one["from"] for one in reports} == {"loop", "handler"}
+
+
+def test_what_was_imported_is_not_walked_through_after_each_call(make_group):
+    def import_something(wire):
+        import xml.dom.minidom
+
+        cycle = [xml.dom.minidom]
+        cycle.append(cycle)
+
+    def looked_at(wire):
+        from xml.dom import minidom
+
+        objects = gc.get_objects()
+        is_walked = any(one is vars(minidom) for one in objects)
+        return is_walked, any(type(one) is list and minidom in one and one in one for one in objects)
+
+    group = make_group(1)
+    group.start()
+    call(group, import_something)
+    assert values(call(group, looked_at)) == [(False, False)], "the module is left alone, the cycle is collected"
+
+
+def test_sigterm_to_all_processes_leaves_the_function_time_to_save(make_group):
+    group = make_group()
+    group.start()
+    events = []
+
+    def wait_for_stop(wire):
+        wire.send("begun", None)
+        while not wire.stopping:
+            time.sleep(0.01)
+        return "saved"
+
+    group.submit(dict.fromkeys((0, 1), Call(wait_for_stop, ())))
+    while sum(isinstance(event, Sent) for event in events) < 2:
+        group.poll(0.1, events.append)
+    worker = psutil.Process(group.infos[0].pid)
+    for process in (worker.parent(), *worker.parent().children()):
+        process.terminate()
+    while sum(isinstance(event, Returned | Died) for event in events) < 2:
+        group.poll(0.1, events.append)
+    assert [event.value for event in events if isinstance(event, Returned)] == ["saved", "saved"]
+
+
+def test_worker_is_killed_by_a_real_time_signal(make_group):
+    group = make_group(1)
+    group.start()
+    [died] = call(group, lambda wire: os.kill(os.getpid(), signal.SIGRTMIN + 3))
+    assert died == Died(0, "was killed by SIGRTMIN+3")
+
+
+def test_what_a_worker_started_in_a_session_of_its_own_ends_with_it(make_group):
+    def start(wire):
+        own = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        # The shell is gone at once: its child has no parent but whoever adopts it.
+        text = subprocess.check_output(["setsid", "sh", "-c", "sleep 1000 >/dev/null & echo $!"], text=True)
+        return own.pid, int(text)
+
+    group = make_group()
+    group.start()
+    started = [[psutil.Process(pid) for pid in pids] for pids in values(call(group, start))]
+    os.kill(group.infos[1].pid, signal.SIGKILL)
+    wait_until(lambda: all(is_gone(one) for one in started[1]), "what rank 1 had started is still there")
+    assert not any(is_gone(one) for one in started[0]), "what belongs to a living worker stays"
+    assert values(call(group, lambda wire: 1))[0] == 1
+    group.close()
+    assert all(is_gone(one) for one in started[0])
+
+
+def test_children_are_found_on_every_kernel(tmp_path):
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        assert child.pid in children()
+        assert child.pid in children(str(tmp_path)), "where the kernel lists nothing"
+        child.kill()
+
+
+def test_output_is_read_in_pieces_to_the_end(make_group, tmp_path):
+    def talk(wire):
+        for _ in range(3000):
+            print("ü" * 999)
+        print("no newline at the end", end="", flush=True)
+
+    log = tmp_path / "rank_0.log"
+    group = make_group(1)
+    group.start()
+    texts = [event.text for event in call(group, talk, logs={0: log}) if isinstance(event, Printed)]
+    assert "".join(texts) == log.read_text()
+    assert len(texts) > 1, "no piece is larger than a chunk"
