@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -78,6 +79,7 @@ class Session:
         self._iteration = task.start.iteration
         self._start = self._last_report = time.perf_counter()
         self._total_s = 0.0
+        self._numbering = threading.RLock()
         self._num_checks, self._has_checked = 0, False
         """Calls of should_stop, and whether there was one since the last report."""
         self._stop_at: int | None = None
@@ -94,17 +96,19 @@ class Session:
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Number and send. The values are serialized here: what happens to them afterwards does not matter, and one
-        that cannot be sent is an error on the user's own line."""
-        now = time.perf_counter()
-        self._iteration += 1
-        elapsed_s, self._last_report = now - self._last_report, now
+        that cannot be sent is an error on the user's own line. Then nothing was reported, and no number is used up."""
         self._has_checked = False
-        if self._request.detailed_metrics:
-            self._total_s += metrics.get("_time_this_iter_s", elapsed_s)
-            metrics |= _detailed(self._total_s)
-        self._wire.report(pack(metrics, time.time(), elapsed_s, self._iteration))
+        with self._numbering:
+            now, number, total_s = time.perf_counter(), self._iteration + 1, self._total_s
+            elapsed_s = now - self._last_report
+            if self._request.detailed_metrics:
+                total_s += metrics.get("_time_this_iter_s", elapsed_s)
+                metrics |= _detailed(total_s)
+            packed = pack(metrics, time.time(), elapsed_s, number)
+            self._iteration, self._last_report, self._total_s = number, now, total_s
+        self._wire.report(packed)
         if self._request.in_step:
-            self._wire.ask("turn", self._iteration)
+            self._wire.ask("turn", number)
             self._last_report = time.perf_counter()
 
     def save_checkpoint(
@@ -227,15 +231,17 @@ def _value_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def open_session(wire: Wire, task: Task) -> Iterator[Session]:
+    """Inside, `session` is the current one. It may be opened within another, which then goes on."""
     global _current
-    session = _current = Session(wire, task)
+    session = Session(wire, task)
+    former, _current = _current, session
     try:
         yield session
     finally:
         try:
             session.abandon()
         finally:
-            _current = None
+            _current = former
 
 
 def report(*args: Any, **metrics: Any) -> None:
@@ -288,7 +294,8 @@ def load_checkpoint() -> Checkpoint | None:
 
     It is what this rank has saved last (rank 0's state, on every rank that calls `save_checkpoint` too, and this rank's
     own part); before that, what the run is resumed from after a failure; before that, the checkpoint given to `run`.
-    When the number of workers has changed since, no part is this rank's: `all_ranks` has those of all former ranks.
+    When the number of workers has changed since, no part is this rank's: `all_ranks` has those of all former ranks. Its
+    `directory` is there for as long as the function runs.
     """
     if _current is None:
         _notice("load_checkpoint")
@@ -368,13 +375,13 @@ _worker_place: Place | None = None
 def call_in_worker(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `Trainer.execute`'s function: ranks are known, but there is no run to report to."""
     global _worker_place
-    _worker_place = wire.place
+    former, _worker_place = _worker_place, wire.place
     try:
         if "instance" in wire.shared:
             args = (wire.shared["instance"], *args)
         return _value_of(fn, *args, **kwargs)
     finally:
-        _worker_place = None
+        _worker_place = former
 
 
 def make_instance(wire: Wire, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -26,17 +26,23 @@ from paceline.backends import resolve_backend
 from paceline.backends.base import BackendConfig
 from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
-from paceline.checkpoints import Checkpoint, CheckpointStrategy
+from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy
 from paceline.control.controller import Controller, Limits
 from paceline.control.crew import Crew, Setup
 from paceline.control.iterator import RunIterator
 from paceline.control.outcome import Budget
 from paceline.control.termination import Signals
 from paceline.data import Source, resolve_dataset
-from paceline.errors import ArgumentError, RunNotResumableError, StackDumpError, TrainerStateError
+from paceline.errors import (
+    ArgumentError,
+    CheckpointNotFoundError,
+    RunNotResumableError,
+    StackDumpError,
+    TrainerStateError,
+)
 from paceline.recording.recorder import Recorder
 from paceline.recording.saved import Saved
-from paceline.runs import RunFolder, RunRequest, checkpoint_root, load_call, load_run, resolve_logdir
+from paceline.runs import Run, RunFolder, RunRequest, checkpoint_root, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
@@ -177,6 +183,8 @@ class Trainer:
     ) -> list[Any]:
         """Go on with a run whose driver died, or that failed or was stopped: with the same function, config and Trainer
         arguments, from its last committed checkpoint, in the same run folder. Blocking; returns what `run` would have.
+        The folder may have been moved. Checkpoints that are outside of it are looked for where they were written, and
+        if none is left of those that were committed, that is a CheckpointNotFoundError: it never begins anew.
 
         Args:
             run_dir: the run folder, or the logdir of a Trainer, for its newest run.
@@ -197,6 +205,7 @@ class Trainer:
                 f"{run.path} was given a dataset, which is not part of the folder: make it again, and say "
                 "Trainer.resume(run_dir, dataset=...)."
             )
+        _check_checkpoints(run, request)
         listeners = _callbacks(callbacks)
         trainer = cls(**{**request.trainer, "logdir": run.path.parent})
         try:
@@ -368,6 +377,7 @@ class Trainer:
         """Makes a run folder for what is asked, and writes that down. For those who drive a run themselves."""
         self._suit(request.dataset)
         folder = RunFolder.create(self.logdir)
+        root = checkpoint_root(request, folder)
         folder.write_request(
             {
                 "engine": self.engine.name,
@@ -375,11 +385,12 @@ class Trainer:
                 "num_workers": self.num_workers,
                 "resources": {"cpus": self.resources.cpus, "gpus": self.resources.gpus, **self.resources.custom},
                 "max_retries": self.limits.budget.max_retries,
-                "checkpoint_root": checkpoint_root(request.checkpoint_strategy, folder),
+                "checkpoint_root": root,
                 **request.for_folder(),
             }
         )
-        folder.keep_call(request)
+        is_elsewhere = request.checkpoint_strategy.storage_path is not None
+        folder.keep_call(replace(request, checkpoint_root=root if is_elsewhere else None))
         return folder
 
     def drive(
@@ -387,10 +398,9 @@ class Trainer:
     ) -> RunIterator:
         """Begin the run in this folder; whoever iterates over what is returned drives it. `signals` is what is watched
         already."""
-        root = checkpoint_root(request.checkpoint_strategy, folder)
         if self._recorder is not None and self._recorder.saved.latest is not None:
             self._last_saving = self._recorder
-        self._recorder = Recorder(request, folder, callbacks, root)
+        self._recorder = Recorder(request, folder, callbacks, checkpoint_root(request, folder))
         self._controller = Controller(self._crew, self.backend, self.limits, self._recorder, signals)
         self._iterator = RunIterator(self._controller)
         return self._iterator
@@ -423,6 +433,20 @@ def _run_to_end(begin: Callable[[], RunIterator]) -> list[Any]:
         raise KeyboardInterrupt(*interrupt.args) from None
     assert values is not None
     return values
+
+
+def _check_checkpoints(run: Run, request: RunRequest) -> None:
+    """CheckpointNotFoundError if a run that has committed checkpoints would begin anew without them."""
+    committed = [event for event in run.events if event.get("kind") == "checkpoint"]
+    if not committed or request.checkpoint_strategy.num_to_keep == 0:
+        return
+    root = request.checkpoint_root or str(run.path / "checkpoints")
+    if CheckpointStore(root).latest() is None:
+        raise CheckpointNotFoundError(
+            f"{run.path} has saved {len(committed)} checkpoint(s), the last one as {committed[-1].get('path')}, but "
+            f"there is none in {root}: they were moved or deleted, or that place is not in reach. Put them there to "
+            "resume the run, or start a new one with run(..., checkpoint=...)."
+        )
 
 
 def _callbacks(callbacks: Sequence[Callback] | None) -> CallbackList:

@@ -44,7 +44,9 @@ class Driver:
                 ledger.add(value)
                 self.num_reports[rank] = max(self.num_reports[rank], value.iteration - self.start.iteration)
                 cuts = ledger.take_complete(self.num_reports, [0] * self.world_size)
-                results = self.saved.commit(cuts)
+                results = [self.saved.commit(cut) for cut in cuts]
+                if results:
+                    self.saved.prune()
                 self.infos += results
                 pairs = zip(cuts, results, strict=True)
                 ledger.failed |= {cut.id: str(one) for cut, one in pairs if isinstance(one, Exception)}

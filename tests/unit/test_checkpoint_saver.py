@@ -137,6 +137,9 @@ def test_draft_is_loaded_as_long_as_a_rank_is_missing(driver, folder):
     committed = loaded(savers[0])
     assert (committed, committed.per_rank) == ({"step": 1}, {"rank": 0})
     assert (committed.directory / "notes.txt").read_text() == "kept"
+    savers[0].abandon()  # the function has ended; its process has not, and may end without any exit handler
+    assert [name for name in os.listdir(driver.saved.root) if name.startswith(".paceline-staging")] == []
+    assert (committed.directory / "notes.txt").read_text() == "kept"
 
 
 def test_draft_is_committed_while_it_is_being_loaded(driver):
@@ -239,7 +242,7 @@ def test_another_run_has_saved_at_the_same_moment(driver):
     driver = driver()
     theirs = CheckpointStore(driver.saved.root).write(1, snapshot({"whose": "another's"}), saved_at=5.0)
     with pytest.raises(CheckpointWriteError, match=r"another run uses this folder"):
-        driver.saved.commit([Cut(1, (Part(1, 0, 0, theirs.time),))])
+        driver.saved.commit(Cut(1, (Part(1, 0, 0, theirs.time),)))
 
 
 def test_resumed_run_leaves_what_was_in_its_folder_before_it_began(tmp_path):

@@ -1,5 +1,8 @@
 """The controller against scripted workers: every path through a run, without a process and without a clock."""
 
+import os
+from functools import partial
+
 import pytest
 
 import paceline
@@ -369,3 +372,29 @@ def test_no_step_of_any_rank_is_missing_whenever_a_rank_is_killed(own, slow):
             if own:
                 parts = trainer.latest_checkpoint.all_ranks
                 assert parts == [{"step": steps, "rank": rank} for rank in (0, 1)]
+
+
+class BadLogger(SGDCallback):
+    """Raises at each result, and at each checkpoint."""
+
+    def handle_result(self, results, **info):
+        raise OSError(f"no room for result {results[0]['_training_iteration']}")
+
+    def handle_checkpoint(self, checkpoint, **info):
+        raise OSError(f"no room for checkpoint {checkpoint.id}")
+
+
+def test_callback_raises_again_while_the_attempt_is_released():
+    """Once while a checkpoint is waited for, and once in what the workers had sent before they were ended."""
+    saving = partial(Sent, kind="saving", value=1)
+    script = [saving, *reports(2), saves(1, 1), *unheard(*reports(1, start=3))]
+    with pytest.raises(OSError, match="no room for result 1") as caught:
+        run([script], callbacks=[BadLogger()])
+    [group] = caught.value.engine.groups
+    assert group.num_aborts == 1, "the workers do not train on"
+    assert any("no room for result 2" in note for note in caught.value.__notes__)
+    run_dir = caught.value.trainer.latest_run_dir
+    found = paceline.load_run(run_dir)
+    assert [info.id for info in found.checkpoints] == [1], "what was saved in time counts"
+    assert len(found.metrics) == 3
+    assert [name for name in os.listdir(run_dir / "checkpoints") if name.startswith(".")] == []

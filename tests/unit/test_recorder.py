@@ -1,5 +1,6 @@
 """The recorder fed by hand: what counts when, in whatever order things come; and a script that records itself."""
 
+import os
 import threading
 
 import pytest
@@ -24,7 +25,7 @@ class Run:
         self.now = 0.0
         request = RunRequest(train_func=print, checkpoint_strategy=strategy or CheckpointStrategy())
         folder = RunFolder.create(logdir)
-        root = checkpoint_root(request.checkpoint_strategy, folder)
+        root = checkpoint_root(request, folder)
         self.recorder = Recorder(request, folder, CallbackList(callbacks), root, clock=lambda: self.now)
         self.steps = []
         self.recorder.on_step = self.steps.append
@@ -282,3 +283,63 @@ def test_rank_that_had_something_of_its_own_before_a_restart_is_missed_after_it(
     run.save(0, 2, own=False)
     run.recorder.settle()
     assert run.latest == (1, (0, 1))
+
+
+class Reader(SGDCallback):
+    """Reads each checkpoint that it is told about; raises at one of them."""
+
+    def __init__(self, raises_at=None):
+        self.seen, self.raises_at = [], raises_at
+
+    def handle_checkpoint(self, checkpoint, **info):
+        self.seen.append(paceline.read_checkpoint(checkpoint.path)["step"])
+        if checkpoint.id == self.raises_at:
+            raise ValueError("the reader is full")
+
+
+def save_three_at_once(run):
+    run.report(0, times=3)
+    for id in (1, 2, 3):
+        run.save(0, id, own=False)
+    run.recorder.end(1)
+    run.recorder.tick()
+
+
+def test_callbacks_can_read_each_of_several_checkpoints_before_old_ones_are_deleted(tmp_path):
+    reader = Reader()
+    run = Run(tmp_path / "runs", [reader], CheckpointStrategy(num_to_keep=1))
+    save_three_at_once(run)
+    assert reader.seen == [3, 3, 3]
+    assert [info.id for info in run.store.list()] == [3]
+    run.recorder.close("STOPPED", None, None)
+
+
+def test_callback_raises_at_the_first_of_several_checkpoints(tmp_path):
+    reader = Reader(raises_at=1)
+    run = Run(tmp_path / "runs", [reader], CheckpointStrategy(num_to_keep=1))
+    with pytest.raises(ValueError, match="the reader is full"):
+        save_three_at_once(run)
+    assert reader.seen == [3, 3, 3]
+    assert [event["id"] for event in run.events("checkpoint")] == [1, 2, 3]
+    assert [info.id for info in run.store.list()] == [3]
+    run.recorder.close("STOPPED", None, None)
+
+
+def test_callback_raises_when_the_last_checkpoint_is_committed_at_the_end(tmp_path):
+    run = Run(tmp_path / "runs", [Reader(raises_at=2)])
+    for rank in (0, 1):
+        run.report(rank)
+        run.save(rank, 1, own=False)
+    for rank in (0, 1):
+        run.report(rank)
+    run.save(0, 2, own=False)
+    run.report(0)
+    run.store.put(3, snapshot({}).files())
+    run.recorder.take(0, "saving", 3)
+    with pytest.raises(ValueError, match="the reader is full"):
+        run.recorder.settle()
+    assert [name for name in os.listdir(run.store.root) if name.endswith(".draft")] == []
+    run.recorder.folder.flush()
+    steps = paceline.load_run(run.recorder.folder.path).metrics.step
+    assert list(steps) == [1, 1, 2, 2, 3], "and what no other rank has matched is kept"
+    run.recorder.close("STOPPED", None, None)

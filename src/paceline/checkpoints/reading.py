@@ -20,6 +20,8 @@ from paceline.checkpoints.store import CheckpointStore, commit_draft
 from paceline.errors import CheckpointDamagedError, CheckpointNotFoundError
 from paceline.regular_files import UnreadableFileError
 
+_Keep = Callable[[Callable[[], None]], object]
+
 
 def load(path: str | Path) -> Checkpoint:
     """Reads a checkpoint from a path or URL into memory, on the CPU, after checking every byte. Runs no code
@@ -32,24 +34,28 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def load_through(
-    opener: Callable[[str | Path], Storage], path: str | Path, rank: int | None = None, world_size: int | None = None
+    opener: Callable[[str | Path], Storage],
+    path: str | Path,
+    rank: int | None = None,
+    world_size: int | None = None,
+    keep: _Keep = atexit.register,
 ) -> Checkpoint:
     """As `load`, for a process that has its own way to the folder; for a rank, if one is given, with its own part when
-    there were as many ranks as there are now."""
+    there were as many ranks as there are now. `keep` gets what removes the copy of a directory, if one was made."""
     storage, name, manifest = _open(path, opener)
     keeps_rank = world_size == manifest.world_size and rank in manifest.ranks
     with _explain_missing_files(storage, name):
-        return _read(storage, name, manifest.files, manifest.world_size, rank if keeps_rank else None)
+        return _read(storage, name, manifest.files, manifest.world_size, rank if keeps_rank else None, keep)
 
 
-def load_draft(storage: Storage, found: DraftFound, rank: int) -> Checkpoint:
+def load_draft(storage: Storage, found: DraftFound, rank: int, keep: _Keep) -> Checkpoint:
     """What this run has just saved and the driver has not committed yet. FileNotFoundError once it has, or when it was
     given up."""
-    return _read(storage, found.draft, found.files, found.world_size, rank)
+    return _read(storage, found.draft, found.files, found.world_size, rank, keep)
 
 
 def _read(
-    storage: Storage, source: str | Draft, records: Sequence[FileRecord], world_size: int, rank: int | None
+    storage: Storage, source: str | Draft, records: Sequence[FileRecord], world_size: int, rank: int | None, keep: _Keep
 ) -> Checkpoint:
     path = storage.path_of(source.name if isinstance(source, Draft) else source)
     users = [record for record in records if record.name.startswith(f"{FILES_DIR}/")]
@@ -60,8 +66,8 @@ def _read(
     if users:
         kept = _fetch(storage, source, users, path)
         _refuse_others(kept.path / FILES_DIR, users, path)
-        # until the process ends, not until the Checkpoint is dropped: load(...).directory alone must stay good
-        atexit.register(kept.discard)
+        # not until the Checkpoint is dropped: load(...).directory alone must stay good, until the process ends
+        keep(kept.discard)
         directory = kept.path / FILES_DIR
     checkpoint = Checkpoint(state, path=path, directory=directory)
     checkpoint.attach(parts, rank)

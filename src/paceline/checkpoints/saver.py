@@ -63,7 +63,9 @@ class Saver:
         self._start, self._strategy = start, strategy
         self._rank, self._driver = rank, driver
         self._store = CheckpointStore(start.root, opener(start.root), start.token)
-        self._load = partial(load_through, opener, rank=rank, world_size=world_size)
+        self._fetched = contextlib.ExitStack()
+        """Copies of directories that were loaded. Not for `atexit`: a worker has many runs, and leaves without it."""
+        self._load = partial(load_through, opener, rank=rank, world_size=world_size, keep=self._fetched.callback)
         self._next_id = start.first_id
         self._turn, self._is_taken = threading.RLock(), False
         self._writer = PartWriter(
@@ -123,7 +125,7 @@ class Saver:
             found = self._find(id, deadline - time.monotonic())
             try:
                 if isinstance(found, DraftFound):
-                    return load_draft(self._store.storage, found, self._rank)
+                    return load_draft(self._store.storage, found, self._rank, self._fetched.callback)
                 return self._load(found.path)
             except (FileNotFoundError, CheckpointNotFoundError):  # committed, or replaced by a newer one, just now
                 if time.monotonic() >= deadline:
@@ -142,9 +144,11 @@ class Saver:
             self._writer.close()
 
     def abandon(self) -> None:
-        """Block until nothing is being written any more, however that ends."""
+        """Block until nothing is being written any more, however that ends. Directories that were loaded are gone then,
+        unless they are those of a checkpoint on this machine."""
         with contextlib.suppress(Exception):
             self.close()
+        self._fetched.close()
 
     def _find(self, id: int, timeout_s: float) -> Found:
         """Blocks until rank 0's part of it is there: the shared state is rank 0's."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -414,16 +414,35 @@ class Controller:
         return f"the run was stopped; its folder, for Trainer.resume, is {self._folder.path}"
 
     def _release(self, grace_s: float) -> None:
-        """End the attempt. A checkpoint that is just being written may be finished first: it was saved in time."""
+        """End the attempt. A checkpoint that is just being written may be finished first: it was saved in time.
+
+        Whatever goes wrong meanwhile, in a callback that hears of the last results, say, the workers are ended; then
+        the first of it is raised.
+        """
         attempt, deadline = self._attempt, self._clock() + grace_s
         if attempt is None:  # nobody has been asked to do anything
             return
-        while self.recorder.is_saving(self._gone(attempt)) and self._is_patient(deadline):
-            attempt.group.poll(POLL_S, self._take_rest)
-        self._close_dataset()  # first: who waits for data will not wait for ever
-        self._crew.release(self._take_rest)
-        self.recorder.settle()
+        errors: list[BaseException] = []
+
+        def take(event: Event) -> None:
+            with _kept(errors):
+                self._take_rest(event)
+
+        with _kept(errors):
+            while self.recorder.is_saving(self._gone(attempt)) and self._is_patient(deadline):
+                attempt.group.poll(POLL_S, take)
+                if not all(isinstance(error, Exception) for error in errors):
+                    break  # somebody wants an end at once
+        for act in (
+            self._close_dataset,  # first: who waits for data will not wait for ever
+            partial(self._crew.release, take),
+            self.recorder.settle,
+        ):
+            with _kept(errors):
+                act()
         self._attempt = None
+        if errors:
+            raise errors[0]
 
     def _is_patient(self, deadline: float) -> bool:
         return self._clock() < deadline and not self._signals.is_urgent()
@@ -462,6 +481,15 @@ class Controller:
                 self.recorder.close(state, reason, error)
             finally:
                 self._signals.release()
+
+
+@contextmanager
+def _kept(errors: list[BaseException]) -> Iterator[None]:
+    """What is raised inside is raised later: something else has to be done first."""
+    try:
+        yield
+    except BaseException as error:
+        errors.append(error)
 
 
 def _reason(error: BaseException) -> str:

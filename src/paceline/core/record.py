@@ -48,7 +48,7 @@ def record_run(
             yield None
         return
     folder = RunFolder.create(resolve_logdir(logdir))
-    root = checkpoint_root(request.checkpoint_strategy, folder)
+    root = checkpoint_root(request, folder)
     function = {"name": Path(sys.argv[0]).name or "python", "file": os.path.abspath(sys.argv[0])}
     folder.write_request({"engine": "none", "checkpoint_root": root, **request.for_folder(), "function": function})
     recorder = Recorder(request, folder, CallbackList(callbacks), root)
@@ -64,9 +64,12 @@ def _recorded(recorder: Recorder) -> Iterator[None]:
         recorder.open(num_workers=1, world_size=1)
         start, landmarks = recorder.begin([os.getpid()], told_size=place().world_size)
         task = Task(recorder.request, start, BackendConfig(), landmarks, is_worker=False)
-        with open_session(RecorderWire(place(), recorder), task) as session:
+        wire = RecorderWire(place(), recorder)
+        with open_session(wire, task) as session:
             yield
-            session.close()
+            if wire.delivery_error is not None:
+                raise wire.delivery_error
+            session.close()  # raises what comes of the last checkpoint
         recorder.end(0)
         state = "SUCCEEDED"
     except BaseException as caught:

@@ -217,14 +217,16 @@ class Recorder:
         if self._is_settled:
             return
         self._is_settled = True
-        for take in (self._ledger.take_complete, self._ledger.take_salvage):
-            self._commit(take(self._gather.counts))
-        self.saved.discard(self._ledger.take_rest())
-        self._former_savers |= self._ledger.savers
-        self._former_owners |= self._ledger.owners
-        self._mute = self._ledger.mute
-        for step in self._gather.leftovers():
-            self._record(step)
+        counts = self._gather.counts
+        try:
+            self._commit([*self._ledger.take_complete(counts), *self._ledger.take_salvage(counts)])
+        finally:  # a callback may raise
+            self.saved.discard(self._ledger.take_rest())
+            self._former_savers |= self._ledger.savers
+            self._former_owners |= self._ledger.owners
+            self._mute = self._ledger.mute
+            for step in self._gather.leftovers():
+                self._record(step)
 
     def restart(self, reason: str, cause: str) -> None:
         """The function will be started again."""
@@ -256,13 +258,38 @@ class Recorder:
         self.folder.record_step(number, self.attempt, step)
 
     def _commit(self, cuts: Sequence[Cut]) -> None:
+        """All of them are checkpoints, and events, before the first callback hears of one; and none is deleted before
+        the last has."""
         if not cuts:
             return
         self.folder.sync()  # the steps before a checkpoint belong to it: nobody will report them again
-        for cut, result in zip(cuts, self.saved.commit(cuts), strict=True):
-            if isinstance(result, CheckpointInfo):
-                self.folder.record_event("checkpoint", id=result.id, path=result.path, score=result.score)
-                self.callbacks.handle_checkpoint(result)
-            else:
-                self._ledger.failed[cut.id] = str(result)
-                self.folder.record_event("save_failed", id=cut.id, rank=None, reason=str(result))
+        infos: list[CheckpointInfo] = []
+        try:
+            for cut in cuts:
+                infos += self._commit_one(cut)
+        finally:
+            self._tell(infos)
+
+    def _commit_one(self, cut: Cut) -> list[CheckpointInfo]:
+        result = self.saved.commit(cut)
+        if isinstance(result, CheckpointInfo):
+            self.folder.record_event("checkpoint", id=result.id, path=result.path, score=result.score)
+            return [result]
+        self._ledger.failed[cut.id] = str(result)
+        self.folder.record_event("save_failed", id=cut.id, rank=None, reason=str(result))
+        return []
+
+    def _tell(self, infos: Sequence[CheckpointInfo]) -> None:
+        """Callbacks get each of them; what one of them raises first is raised when they have."""
+        errors: list[Exception] = []
+        try:
+            for info in infos:
+                try:
+                    self.callbacks.handle_checkpoint(info)
+                except Exception as error:
+                    errors.append(error)
+        finally:
+            if infos:
+                self.saved.prune()
+        if errors:
+            raise errors[0]

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore, CheckpointStrategy
@@ -67,18 +67,14 @@ class Saved:
         latest = self._store.latest()
         return latest if latest is not None and latest.id >= self._request.first_checkpoint_id else None
 
-    def commit(self, cuts: Sequence[Cut]) -> list[CheckpointInfo | CheckpointWriteError]:
-        """Make checkpoints of them, and delete those not to be kept. For each, what it is now, or why it is not."""
-        results: list[CheckpointInfo | CheckpointWriteError] = []
-        for cut in cuts:
-            results.append(self._commit_one(cut))
-            if isinstance(results[-1], CheckpointInfo):
-                self.latest = results[-1]
-        if any(isinstance(result, CheckpointInfo) for result in results):
-            self._prune()
-        return results
+    def commit(self, cut: Cut) -> CheckpointInfo | CheckpointWriteError:
+        """Make a checkpoint of it: what it is now, or why it is none. Older ones stay until `prune`."""
+        result = self._try_to_commit(cut)
+        if isinstance(result, CheckpointInfo):
+            self.latest = result
+        return result
 
-    def _commit_one(self, cut: Cut) -> CheckpointInfo | CheckpointWriteError:
+    def _try_to_commit(self, cut: Cut) -> CheckpointInfo | CheckpointWriteError:
         path = self._store.path_of(cut.id)
         for attempt in range(1, _NUM_ATTEMPTS + 1):
             try:
@@ -109,7 +105,8 @@ class Saved:
             except OSError as error:
                 logger.warning("What was begun of %s could not be deleted: %s", self._store.path_of(id), error)
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Delete what the strategy does not keep."""
         # In memory there is room for the latest, and what others may be about to load.
         strategy = CheckpointStrategy(num_to_keep=1) if self.is_in_memory else self._strategy
         try:
@@ -153,5 +150,5 @@ class Saved:
         self._storage.sweep()
         if self._spare_id is not None and self.latest is not None and self.latest.id != self._spare_id:
             self._spare_id = None
-            self._prune()
+            self.prune()
         self.relay.close()

@@ -23,16 +23,22 @@ class RecorderWire:
         self._recorder = recorder
         self._turn = threading.RLock()
         """Checkpoints are told from a thread of their own, and who listens expects one at a time."""
+        self.delivery_error: BaseException | None = None
+        """What the recorder has raised first, for a callback mostly. The loop sees it too, and may have caught it."""
 
     def report(self, packed: bytes) -> None:
         if self._recorder is not None:
-            with self._turn:
-                self._recorder.take(0, "report", unpack(packed))
+            self.send("report", unpack(packed))
 
     def send(self, kind: str, value: Any) -> None:
-        if self._recorder is not None:
+        if self._recorder is None:
+            return
+        try:
             with self._turn:
                 self._recorder.take(0, kind, value)
+        except BaseException as error:
+            self.delivery_error = self.delivery_error or error
+            raise
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
         with self._turn:

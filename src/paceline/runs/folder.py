@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paceline.checkpoints import CheckpointStrategy
 from paceline.errors import RunNotResumableError, TrainerStateError
 from paceline.json_text import encode_document
 from paceline.runs.driver_lock import DriverLock
@@ -261,11 +260,14 @@ def _last_attempt(events: Sequence[Mapping[str, Any]]) -> int:
     return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
-def checkpoint_root(strategy: CheckpointStrategy, folder: RunFolder) -> str:
+def checkpoint_root(request: RunRequest, folder: RunFolder) -> str:
     """Where the checkpoints of a run go: a path or a URL."""
-    if strategy.storage_path is None:
+    if request.checkpoint_root is not None:
+        return request.checkpoint_root
+    storage_path = request.checkpoint_strategy.storage_path
+    if storage_path is None:
         return str(folder.checkpoints_dir)
-    place = strategy.storage_path.rstrip("/")
+    place = storage_path.rstrip("/")
     if "://" not in place:  # the run folder keeps it, and is read from anywhere
         place = str(Path(place).expanduser().absolute())
     return f"{place}/{folder.path.parent.name}/{folder.path.name}"

@@ -27,6 +27,8 @@ class RunRequest:
     checkpoint: str | dict[str, Any] | None = field(default=None, metadata=_STAYS_UNTOLD)
     """What `load_checkpoint()` gives at first: a dict, or the path or URL of a checkpoint."""
     checkpoint_strategy: CheckpointStrategy = field(default_factory=CheckpointStrategy)
+    checkpoint_root: str | None = field(default=None, metadata=_STAYS_UNTOLD)
+    """Where the checkpoints of this run are, if that is outside of its folder: wherever it is resumed from."""
     dataset: Any = field(default=None, metadata=_STAYS_UNTOLD)
     """Where the shards of its dataset come from."""
     parent: Mapping[str, Any] | None = field(default=None, metadata=_STAYS)

@@ -185,7 +185,7 @@ class Life:
         reopened = claim(former.path) if former is not None else None
         self._folder = reopened or trainer.new_folder(request)
         self._watch = Watch(self._folder.path, let_go)
-        store = CheckpointStore(checkpoint_root(request.checkpoint_strategy, self._folder))
+        store = CheckpointStore(checkpoint_root(request, self._folder))
         start = _start(store, origin, has_failed=former is not None and not _was_stopped(former))
         self._known = start.path if start else None
         """The checkpoint that Tune was told about last."""

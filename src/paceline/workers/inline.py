@@ -80,14 +80,14 @@ class InlineGroup:
 
     def _run(self, call: Call, wire: "InlineWire") -> Event:
         try:
-            value = call.fn(wire, *call.args)
+            event: Event = Returned(0, call.fn(wire, *call.args))
         except KeyboardInterrupt:  # from this very keyboard
             raise
         except BaseException as error:
-            if wire.delivery_error is not None:  # it is not the function that failed
-                raise
-            return Raised(0, type(error).__qualname__, message_of(error), text_of(error), error)
-        return Returned(0, value)
+            event = Raised(0, type(error).__qualname__, message_of(error), text_of(error), error)
+        if wire.delivery_error is not None:  # then it is not the function that failed, whatever it made of this
+            raise wire.delivery_error
+        return event
 
     def answer(self, question: Asked, value: Any) -> None:
         if self._wire is not None:
@@ -133,6 +133,7 @@ class InlineWire:
         self.stopping = False
         self.deliver: Callable[[Event], None] = lambda event: None
         self.delivery_error: BaseException | None = None
+        """What who listens has raised first. The function sees it too, on its own line, and may have caught it."""
         self.questions = Questions()
         self._turn = threading.RLock()
         """Checkpoints are told from a thread of their own, and who listens expects one at a time."""
@@ -148,7 +149,7 @@ class InlineWire:
             with self._turn:
                 self.deliver(event)
         except BaseException as error:
-            self.delivery_error = error
+            self.delivery_error = self.delivery_error or error
             raise
 
     def flush(self) -> None:

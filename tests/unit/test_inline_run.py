@@ -1,0 +1,101 @@
+"""The session in this very process: what a report uses up, one run within another, and errors that a loop catches."""
+
+import threading
+
+import pytest
+
+import paceline
+from paceline import BackendConfig, SGDCallback, Trainer, record_run
+from paceline.testing import as_worker
+
+
+def inline():
+    return Trainer(num_workers=0, backend=BackendConfig(), logdir="inline")
+
+
+def test_report_that_cannot_be_sent_uses_up_no_number_and_no_time(monkeypatch):
+    monkeypatch.setenv("SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS", "1")
+    with record_run(logdir="recorded") as run_dir:
+        paceline.report(_time_this_iter_s=1.0)
+        with pytest.raises(TypeError, match="lock"):
+            paceline.report(_time_this_iter_s=10.0, lock=threading.Lock())
+        paceline.report(_time_this_iter_s=1.0)
+        paceline.save_checkpoint(step=2)
+    run = paceline.load_run(run_dir)
+    assert list(run.metrics.step) == [1, 2]
+    assert list(run.metrics["_time_total_s"]) == [1.0, 2.0]
+    assert [info.iteration for info in run.checkpoints] == [2], "it waits for no report that was never made"
+
+
+def test_time_since_the_last_report_that_was_made():
+    with as_worker() as wire:
+        paceline.report()
+        paceline.session.current()._last_report -= 100.0
+        with pytest.raises(TypeError):
+            paceline.report(lock=threading.Lock())
+        paceline.report()
+    assert wire.reports[-1]["_time_this_iter_s"] >= 100.0
+
+
+def outer():
+    paceline.report(i=0)
+    paceline.save_checkpoint(i=0)
+    with inline() as trainer:
+        trainer.execute(paceline.world_rank)
+        assert trainer.run(lambda: paceline.report(z=1) or "inner") == ["inner"]
+    paceline.report(i=1)
+    paceline.save_checkpoint(i=1)
+
+
+def test_run_within_a_run_does_not_end_it():
+    with inline() as trainer:
+        trainer.run(outer)
+    with record_run(logdir="recorded") as run_dir:
+        outer()
+    for path in (trainer.latest_run_dir.parent / "run_001", run_dir):
+        run = paceline.load_run(path)
+        assert (list(run.metrics.i), [info.id for info in run.checkpoints]) == ([0, 1], [1, 2])
+    assert paceline.session.current() is None
+
+
+class RaisesAtResults(SGDCallback):
+    def handle_result(self, results, **info):
+        raise ValueError(f"callback, step {results[0]['_training_iteration']}")
+
+
+class RaisesAtCheckpoints(SGDCallback):
+    def handle_checkpoint(self, checkpoint, **info):
+        raise ValueError(f"callback, step {checkpoint.id}")
+
+
+def heedless():
+    for step in (1, 2):
+        for act in (paceline.report, paceline.save_checkpoint):
+            try:
+                act(step=step)
+            except ValueError:
+                continue
+    return "done"
+
+
+@pytest.mark.parametrize("callback", [RaisesAtResults, RaisesAtCheckpoints])
+def test_error_of_a_callback_ends_the_run_though_the_function_has_caught_it(callback):
+    with inline() as trainer:
+        with pytest.raises(ValueError, match="callback, step 1"):
+            trainer.run(heedless, callbacks=[callback()])
+        assert paceline.load_run(trainer.latest_run_dir).status.state == "FAILED"
+        assert trainer.run(lambda: "next") == ["next"]
+    with pytest.raises(ValueError, match="callback, step 1"), record_run(callbacks=[callback()], logdir="r") as path:
+        heedless()
+    assert paceline.load_run(path).status.state == "FAILED"
+
+
+def test_error_of_a_callback_ends_the_run_though_the_function_makes_another_of_it():
+    def function():
+        try:
+            paceline.report()
+        except ValueError as error:
+            raise KeyError("mine") from error
+
+    with pytest.raises(ValueError, match="callback, step 1"), inline() as trainer:
+        trainer.run(function, callbacks=[RaisesAtResults()])

@@ -1,0 +1,69 @@
+"""Where a run that is resumed finds its checkpoints. How it goes on otherwise is in tests/e2e/test_resume.py."""
+
+import shutil
+
+import pytest
+
+import paceline
+from paceline import BackendConfig, CheckpointStrategy, Trainer
+from paceline.errors import CheckpointNotFoundError
+
+
+def train():
+    checkpoint = paceline.load_checkpoint()
+    paceline.report()
+    paceline.save_checkpoint(step=1)
+    if checkpoint is None:
+        raise RuntimeError("not yet")
+    return checkpoint["step"]
+
+
+@pytest.fixture
+def failed_run(tmp_path, monkeypatch):
+    """Gives the folder of a run that has saved one checkpoint, with this strategy, and then failed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def failed_run(**strategy):
+        with Trainer(num_workers=0, backend=BackendConfig(), logdir=tmp_path / "exp") as trainer:
+            with pytest.raises(RuntimeError, match="not yet"):
+                trainer.run(train, checkpoint_strategy=CheckpointStrategy(**strategy))
+            return trainer.latest_run_dir
+
+    return failed_run
+
+
+def test_relative_storage_path_in_another_directory(failed_run, tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run_dir = failed_run(storage_path="ck")
+    monkeypatch.chdir(tmp_path / "there")
+    assert Trainer.resume(run_dir) == [1]
+    assert not (tmp_path / "there" / "ck").exists()
+
+
+@pytest.mark.parametrize("storage_path", [None, "{tmp}/storage", "memory://{tmp}"])
+def test_logdir_was_renamed(failed_run, tmp_path, storage_path):
+    run_dir = failed_run(storage_path=storage_path and storage_path.format(tmp=tmp_path))
+    (tmp_path / "exp").rename(tmp_path / "kept")
+    assert Trainer.resume(tmp_path / "kept" / run_dir.name) == [1]
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_checkpoints_are_gone(failed_run, tmp_path, is_elsewhere):
+    run_dir = failed_run(storage_path=str(tmp_path / "storage") if is_elsewhere else None)
+    root = tmp_path / "storage" / "exp" / "run_001" if is_elsewhere else run_dir / "checkpoints"
+    shutil.move(root, tmp_path / "moved")
+    status = (run_dir / "status.json").read_bytes()
+    with pytest.raises(CheckpointNotFoundError, match=f"there is none in {root}: .*Put them there"):
+        Trainer.resume(run_dir)
+    assert (run_dir / "status.json").read_bytes() == status, "nothing has happened"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.move(tmp_path / "moved", root)
+    assert Trainer.resume(run_dir) == [1]
+
+
+def test_checkpoints_were_in_memory(failed_run):
+    run_dir = failed_run(num_to_keep=0)
+    with pytest.raises(RuntimeError, match="not yet"):
+        Trainer.resume(run_dir)
