@@ -155,10 +155,6 @@ class Attempt:
     progress: list[float]
     """When each rank last sent something."""
     state: State = field(default_factory=State)
-    next_look: float = 0.0
-    next_standstill_look: float = 0.0
-    told_standstill: tuple[float, int] | None = None
-    """Since when nothing was heard, and how many had returned, the last time that we looked into it."""
     turns: list[Asked] = field(default_factory=list)
     """Ranks that wait, after a report, until somebody wants the next step."""
     wanted: int = 0

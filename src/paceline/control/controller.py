@@ -24,24 +24,18 @@ from paceline.control.attempt import Attempt, Facts, Phase, Wish, advance
 from paceline.control.crew import POLL_S, Crew
 from paceline.control.outcome import Budget, GiveUp, Outcome, Restart, Stop, conclude
 from paceline.control.termination import Signals, Terminated
+from paceline.control.watch import Watch
 from paceline.errors import WorkersLostError, WorkerStartError
 from paceline.recording.gather import Report
 from paceline.recording.recorder import Recorder
 from paceline.session import Task, train
-from paceline.workers.base import Asked, Call, Died, Event, Preempted, Printed, Raised, Returned, Sent, WorkerGroup
+from paceline.workers.base import Asked, Call, Died, Event, Preempted, Printed, Raised, Returned, Sent
 from paceline.workers.outcome import message_of
-from paceline.workers.stacks import standstill, user_line
 
 logger = logging.getLogger(__name__)
 
 SAVE_GRACE_S = 30.0
 """How long a failing run waits for a checkpoint that is being written."""
-
-STANDSTILL_S = 60.0
-"""How long all ranks may send nothing before we look whether they wait for each other in different places."""
-
-ROOM_LOOK_S = 1.0
-"""How often to ask whether there could be more workers."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +160,9 @@ class Controller:
     def _go_round(self, attempt: Attempt) -> Iterator[list[Report]]:
         self._signals.check()
         self._listen(attempt)
-        self._look_for_hang(attempt)
-        self._look_for_standstill(attempt)
-        self._answer_stops(attempt)
-        self._look_for_room(attempt)
         begin = self._clock()
+        self._watch.look(begin, self._listened())
+        self._answer_stops(attempt)
         self._look_for_commit(attempt, self.recorder.tick)
         self._folder.flush()
         while self._steps:
@@ -220,11 +212,13 @@ class Controller:
         )
         ranks = range(len(group.infos))
         call = Call(train, (task,), label=f"train_func {self._request.name!r}, or its config,")
-        self._attempt = Attempt(group, Facts(len(ranks)), [self._listened()] * len(ranks))
+        self._attempt = attempt = Attempt(group, Facts(len(ranks)), [self._listened()] * len(ranks))
+        limits, size = self._limits, self._crew.size
+        self._watch = Watch(attempt, self.recorder.attempt, self._folder, limits.hang_timeout_s, size.max)
         group.submit(dict.fromkeys(ranks, call), {rank: self._folder.log_path(rank) for rank in ranks})
         if self._wish is not None:
             group.request_stop()
-        return self._attempt
+        return attempt
 
     def _advance(self, attempt: Attempt) -> Phase:
         former, wish = attempt.state.phase, self._wish
@@ -315,8 +309,9 @@ class Controller:
                 self._answer_searches(attempt)
 
     def _answer_stops(self, attempt: Attempt) -> None:
-        for question, answer in attempt.stops.settle(attempt.running(), self._clock()):
-            attempt.group.answer(question, answer)
+        if attempt.stops.waiting:
+            for question, answer in attempt.stops.settle(attempt.running(), self._clock()):
+                attempt.group.answer(question, answer)
 
     def _answer_searches(self, attempt: Attempt) -> None:
         searches, attempt.searches = attempt.searches, []
@@ -328,57 +323,8 @@ class Controller:
                 attempt.progress[question.rank] = self._listened()
                 attempt.group.answer(question, found)
 
-    def _look_for_room(self, attempt: Attempt) -> None:
-        if attempt.facts.size < self._crew.size.max and self._clock() >= attempt.next_look:
-            attempt.next_look = self._clock() + ROOM_LOOK_S
-            had_room, attempt.facts.has_room = attempt.facts.has_room, attempt.group.can_grow()
-            if attempt.facts.has_room and not had_room:
-                self._folder.record_event("room", world_size=attempt.facts.size)
-
     def _patience(self, attempt: Attempt) -> float:
         return POLL_S / 10 if attempt.state.phase is Phase.TROUBLED else POLL_S
-
-    def _look_for_hang(self, attempt: Attempt) -> None:
-        limit = self._limits.hang_timeout_s
-        if limit is None or attempt.facts.is_troubled:
-            return
-        slowest = attempt.silent_rank()
-        if slowest is None:
-            return
-        idle_s = self._listened() - attempt.progress[slowest]
-        if idle_s > limit:
-            path, where = self._dump_stacks(attempt.group)
-            reason = f"made no progress for {idle_s:.1f} s (hang_timeout_s={limit:g}); {where}"
-            self._folder.record_event("hang", rank=slowest, idle_s=idle_s, stacks=path)
-            attempt.facts.died.append(Died(slowest, reason))
-
-    def _dump_stacks(self, group: WorkerGroup) -> tuple[str | None, str]:
-        """Returns the file, and a sentence about it."""
-        path = self._folder.logs_dir / f"stacks_{self.recorder.attempt}.txt"
-        texts = [f"=== rank {rank} ===\n{text}" for rank, text in sorted(group.stacks().items())]
-        try:
-            path.write_text("\n".join(texts))
-        except OSError as error:  # a full disk must not change what a hang is
-            return None, f"stacks of all ranks could not be written to {path} ({error.strerror})"
-        return str(path), f"stacks of all ranks are in {path}"
-
-    def _look_for_standstill(self, attempt: Attempt) -> None:
-        """Ranks that wait for each other in different lines do so until the collective's own timeout, half an hour by
-        default: say so much sooner."""
-        now = self._listened()
-        if now < attempt.next_standstill_look or attempt.facts.is_troubled:
-            return
-        attempt.next_standstill_look = now + STANDSTILL_S / 60
-        still = attempt.still_since()
-        told = (still or 0.0, len(attempt.facts.values))
-        if still is None or now - still < STANDSTILL_S or attempt.told_standstill == told:
-            return
-        attempt.told_standstill = told
-        lines = {rank: user_line(text) for rank, text in attempt.group.stacks().items()}
-        sentence = standstill(sorted(attempt.facts.values), lines)
-        if sentence is not None:
-            self._folder.record_event("standstill", idle_s=now - still, where=sentence)
-            logger.warning("%s: no rank has sent anything for %.0f s: %s.", self._folder.name, now - still, sentence)
 
     def _conclude(self, facts: Facts) -> Outcome:
         for died in facts.died:
