@@ -83,6 +83,7 @@ class Session:
         self._num_checks, self._has_checked = 0, False
         """Calls of should_stop, and whether there was one since the last report."""
         self._stop_at: int | None = None
+        self._is_leaving = False
         self._keepers: dict[str, Keeper] = {}
         self._resumed: Checkpoint | None = None
         self._saver = Saver(
@@ -174,6 +175,12 @@ class Session:
             except TimeoutError:  # the driver is busy, and there may not be much time
                 self._stop_at = self._num_checks
         return self._stop_at is not None and self._num_checks >= self._stop_at
+
+    def leave(self) -> None:
+        """The function has seen that it should stop: what it returns from now on may not be its last word."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._wire.send("leaving", None)
 
     def note(self, kind: str, **fields: Any) -> None:
         self._wire.send("note", (kind, fields))
@@ -324,7 +331,10 @@ def should_stop() -> bool:
     It becomes true at the same call on all ranks, if all of them call it, equally often: then they leave their loops at
     the same step.
     """
-    return _current is not None and _current.should_stop()
+    if _current is None or not _current.should_stop():
+        return False
+    _current.leave()
+    return True
 
 
 def in_worker() -> bool:

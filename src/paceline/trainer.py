@@ -42,7 +42,7 @@ from paceline.errors import (
 )
 from paceline.recording.recorder import Recorder
 from paceline.recording.saved import Saved
-from paceline.runs import Run, RunFolder, RunRequest, checkpoint_root, load_call, load_run, resolve_logdir
+from paceline.runs import Run, RunFolder, RunRequest, checkpoint_root, claim_root, load_call, load_run, resolve_logdir
 from paceline.session import call_in_worker
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
@@ -376,8 +376,15 @@ class Trainer:
     def new_folder(self, request: RunRequest) -> RunFolder:
         """Makes a run folder for what is asked, and writes that down. For those who drive a run themselves."""
         self._suit(request.dataset)
+        storage_path = request.checkpoint_strategy.storage_path
+        if storage_path is not None and storage_path.startswith("memory:") and self.size.max > 0:
+            raise ArgumentError(
+                f"storage_path={storage_path!r}: every worker has a memory of its own, so nobody would find what the "
+                "others save. Give a path or the URL of a place that all of them see; num_to_keep=0 keeps the latest "
+                "checkpoint in the memory of this process."
+            )
         folder = RunFolder.create(self.logdir)
-        root = checkpoint_root(request, folder)
+        root = claim_root(request, folder)
         folder.write_request(
             {
                 "engine": self.engine.name,
@@ -389,8 +396,7 @@ class Trainer:
                 **request.for_folder(),
             }
         )
-        is_elsewhere = request.checkpoint_strategy.storage_path is not None
-        folder.keep_call(replace(request, checkpoint_root=root if is_elsewhere else None))
+        folder.keep_call(replace(request, checkpoint_root=root if storage_path is not None else None))
         return folder
 
     def drive(

@@ -168,6 +168,25 @@ def listed(sides):
     return list(ids)
 
 
+def test_root_is_claimed_once(sides):
+    if isinstance(sides.worker, RelayedStorage):
+        with pytest.raises(PermissionError):
+            sides.worker.claim()
+        return
+    sides.driver.claim()
+    assert listed(sides) == []
+    with pytest.raises(FileExistsError):
+        sides.driver.claim()
+    put_and_commit(sides, DRAFT, files_of(a=b"1"))
+    assert listed(sides) == [1]
+
+
+def test_root_that_has_a_checkpoint_is_not_claimed(sides):
+    put_and_commit(sides, DRAFT, files_of(a=b"1"))
+    with pytest.raises(FileExistsError):
+        sides.driver.claim()
+
+
 def test_every_storage_is_found_and_has_a_maker():
     kinds = list(classes_in_the_package())
     found = {kind for kind in kinds if not missing_members(kind)}

@@ -36,6 +36,8 @@ def by_loss(order="max", **kwargs):
         ({"checkpoint_score_attribute": ""}, "checkpoint_score_attribute is ''"),
         ({"storage_path": 3}, "storage_path is 3"),
         ({"storage_path": ""}, "storage_path is ''"),
+        ({"storage_path": "memory://"}, "'memory://', which names no place"),
+        ({"storage_path": "s3:///"}, "names no place"),
     ],
 )
 def test_bad_strategy(arguments, said):

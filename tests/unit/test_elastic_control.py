@@ -45,13 +45,18 @@ def note(rank):
     return Sent(rank, "note", ("a_moment", {}))
 
 
+def leaving(rank):
+    """should_stop() is true there."""
+    return Sent(rank, "leaving", None)
+
+
 def events(trainer, *kinds):
     return [event for event in paceline.load_run(trainer.latest_run_dir).events if event["kind"] in kinds]
 
 
 def test_preempted_worker_is_let_to_return_and_the_run_goes_on():
     values, lines, trainer = run(
-        [[*reports(2), preempts(), returns("early")], [*reports(2), returns("early")]],
+        [[*reports(2), preempts(), leaving, returns("early")], [*reports(2), note, leaving, returns("early")]],
         [[returns("a")], [returns("b")]],
         num_workers=2,
         max_retries=0,
@@ -92,7 +97,12 @@ def test_function_that_does_not_listen_is_ended_after_the_grace_period():
 
 def test_preemptions_have_their_own_budget():
     with pytest.raises(WorkersLostError, match="max_preemptions=1"):
-        run([[preempts(), returns()]], [[preempts(), returns()]], num_workers=1, max_preemptions=1)
+        run(*[[[preempts(), leaving, returns()]]] * 2, num_workers=1, max_preemptions=1)
+
+
+def test_notice_after_the_last_step_is_too_late():
+    values, lines, _ = run([[*reports(1), preempts(), returns("a")], [*reports(1), note, returns("b")]], num_workers=2)
+    assert (values, lines) == (["a", "b"], [("start", 2), ("finish", "SUCCEEDED")])
 
 
 def test_group_shrinks_and_everybody_is_told():

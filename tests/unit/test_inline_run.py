@@ -5,8 +5,9 @@ import threading
 import pytest
 
 import paceline
-from paceline import BackendConfig, SGDCallback, Trainer, record_run
-from paceline.testing import as_worker
+from paceline import BackendConfig, CheckpointStrategy, SGDCallback, Trainer, record_run
+from paceline.errors import ArgumentError
+from paceline.testing import ScriptedEngine, as_worker, returns
 
 
 def inline():
@@ -99,3 +100,30 @@ def test_error_of_a_callback_ends_the_run_though_the_function_makes_another_of_i
 
     with pytest.raises(ValueError, match="callback, step 1"), inline() as trainer:
         trainer.run(function, callbacks=[RaisesAtResults()])
+
+
+def save_once():
+    paceline.save_checkpoint(step=1)
+
+
+@pytest.mark.parametrize("place", ["{tmp}/storage", "memory://{tmp}"])
+def test_two_logdirs_of_one_name_do_not_share_a_place(tmp_path, place):
+    strategy = CheckpointStrategy(num_to_keep=1, storage_path=place.format(tmp=tmp_path))
+    with Trainer(num_workers=0, backend=BackendConfig(), logdir=tmp_path / "a" / "exp") as first:
+        first.run(save_once, checkpoint_strategy=strategy)
+        first.run(save_once, checkpoint_strategy=strategy)
+    with Trainer(num_workers=0, backend=BackendConfig(), logdir=tmp_path / "b" / "exp") as second:
+        with pytest.raises(ArgumentError, match=r"exp/run_001, which exists: another run.*another storage_path"):
+            second.run(save_once, checkpoint_strategy=strategy)
+        with pytest.raises(ArgumentError, match=r"exp/run_002, which exists"):
+            record_run(logdir=tmp_path / "b" / "exp", checkpoint_strategy=strategy).__enter__()
+        assert second.run(lambda: "done") == ["done"]
+    assert [run.status.state for run in paceline.list_runs(tmp_path / "b")] == ["SUCCEEDED", "FAILED", "FAILED"]
+    assert first.latest_checkpoint == {"step": 1}
+
+
+def test_memory_is_no_place_for_several_processes():
+    with Trainer(num_workers=1, backend=BackendConfig(), engine=ScriptedEngine([[[returns()]]]), logdir="x") as trainer:
+        with pytest.raises(ArgumentError, match=r"memory://y.*memory of its own.*num_to_keep=0"):
+            trainer.run(save_once, checkpoint_strategy=CheckpointStrategy(storage_path="memory://y"))
+        assert not any(trainer.logdir.iterdir())

@@ -165,3 +165,14 @@ def test_worker_that_was_told_to_leave_and_died_explains_the_exceptions_of_other
 )
 def test_each_cause_has_its_own_budget_and_growth_costs_nothing(cause, expected):
     assert Budget().after(cause) == expected
+
+
+@pytest.mark.parametrize(("leaving", "outcome"), [(set(), Finish), ({0}, Restart)])
+def test_preempted_after_the_last_step(leaving, outcome):
+    """What all ranks return by themselves is the result. If one has seen should_stop(), it may have left early."""
+    facts = Facts(values={0: "a", 1: "b"}, preempted={1: "got SIGTERM"}, leaving=leaving)
+    assert isinstance(judge(facts), outcome)
+
+
+def test_preempted_while_a_rank_is_not_done():
+    assert isinstance(judge(Facts(values={0: "a"}, preempted={1: "got SIGTERM"})), Restart)

@@ -50,6 +50,11 @@ class CheckpointStrategy:
             raise ArgumentError(
                 f"storage_path is {self.storage_path!r}: give a path or a URL, or None for the run folder."
             )
+        _, is_url, rest = (self.storage_path or "").rpartition("://")
+        if is_url and not rest.strip("/"):
+            raise ArgumentError(
+                f"storage_path is {self.storage_path!r}, which names no place: give a bucket or a folder in it too."
+            )
 
     def score_of(self, state: Mapping[str, Any]) -> float | None:
         """The score of a state about to be saved; None when time decides. ArgumentError if there is no such

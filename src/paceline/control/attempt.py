@@ -50,6 +50,8 @@ class Facts:
     preempted: dict[int, str] = field(default_factory=dict)
     """Ranks that will be taken away, and why. By itself this is no failure yet."""
     preempted_at: float | None = None
+    leaving: set[int] = field(default_factory=set)
+    """Ranks on which `should_stop()` has been true: they may return before they have done all."""
     values: dict[int, Any] = field(default_factory=dict)
     """What the function returned, by rank."""
     has_room: bool = False
@@ -58,6 +60,11 @@ class Facts:
     @property
     def is_troubled(self) -> bool:
         return bool(self.died or self.raised or self.mismatch)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every rank has returned, and none because it was asked to."""
+        return len(self.values) == self.size and not self.leaving
 
     @property
     def num_ended(self) -> int:

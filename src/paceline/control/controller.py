@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 SAVE_GRACE_S = 30.0
 """How long a failing run waits for a checkpoint that is being written."""
 
+WRITING_WEIGHT = 0.1
+"""How much the silence of ranks weighs while one of them writes a checkpoint: the others may well wait for it. It is
+more than nothing, since storage can hang too."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -176,14 +180,16 @@ class Controller:
     def _listen(self, attempt: Attempt) -> None:
         """One round. What it takes beyond the wait for the first event is our own business: a slow callback, say."""
         patience_s, begin = self._patience(attempt), self._clock()
+        weight = WRITING_WEIGHT if self.recorder.is_writing() else 1.0
         self._round_at = self._listened()
         with self._signals.raising() if self._is_inline else nullcontext():
             attempt.group.poll(patience_s, self._take)
-        self._busy_s += max(0.0, self._clock() - begin - patience_s)
+        spent_s = self._clock() - begin
+        self._busy_s += spent_s - weight * min(spent_s, patience_s)
 
     def _listened(self) -> float:
         """A clock that stands still while we are busy: nobody listens to the workers then, and that is no silence of
-        theirs."""
+        theirs. And it is slow while a checkpoint is being written."""
         return self._clock() - self._busy_s
 
     def _look_for_commit(self, attempt: Attempt, act: Callable[[], None]) -> None:
@@ -262,6 +268,8 @@ class Controller:
                 recorder.take_report(rank, report)
             case Sent(_, "imported", files):
                 self._crew.learn_imports(files)
+            case Sent(rank, "leaving", _):
+                facts.leaving.add(rank)
             case Sent(rank, kind, value):
                 attempt.progress[rank] = self._round_at
                 self._look_for_commit(attempt, partial(recorder.take, rank, kind, value))

@@ -80,7 +80,7 @@ def _judge(facts: Facts, is_suspect: Callable[[Raised], bool], budget: "Budget")
 
     A death outranks an exception, since the other ranks' exceptions are usually its echo; a user's own exception
     outranks a preemption and unequal reports or saves; and all of them outrank a broken collective. A worker that dies
-    after it was told to leave was preempted.
+    after it was told to leave was preempted; but when all have come to their end by themselves, nothing is left to do.
     """
     lost = [died for died in facts.died if died.rank not in facts.preempted]
     if lost:
@@ -88,7 +88,7 @@ def _judge(facts: Facts, is_suspect: Callable[[Raised], bool], budget: "Budget")
     own = [error for error in facts.raised if not is_suspect(error)]
     if own and not facts.died:
         return GiveUp(as_exception(own[0], facts.raised))
-    if facts.preempted:
+    if facts.preempted and not facts.is_done:
         return _retry_preemption("; ".join(f"rank {rank} {why}" for rank, why in facts.preempted.items()), budget)
     if facts.mismatch is not None:
         kind: type[PacelineError] = (

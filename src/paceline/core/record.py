@@ -17,7 +17,7 @@ from paceline.checkpoints.storage.landmark import Landmark
 from paceline.errors import TrainerStateError
 from paceline.recording.recorder import Recorder
 from paceline.recording.wire import RecorderWire
-from paceline.runs import RunFolder, RunRequest, checkpoint_root, resolve_logdir
+from paceline.runs import RunFolder, RunRequest, claim_root, resolve_logdir
 from paceline.session import Task, current, open_session, place
 
 
@@ -48,7 +48,7 @@ def record_run(
             yield None
         return
     folder = RunFolder.create(resolve_logdir(logdir))
-    root = checkpoint_root(request, folder)
+    root = claim_root(request, folder)
     function = {"name": Path(sys.argv[0]).name or "python", "file": os.path.abspath(sys.argv[0])}
     folder.write_request({"engine": "none", "checkpoint_root": root, **request.for_folder(), "function": function})
     recorder = Recorder(request, folder, CallbackList(callbacks), root)

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paceline.errors import RunNotResumableError, TrainerStateError
+from paceline.checkpoints.storage.base import open_storage
+from paceline.errors import ArgumentError, RunNotResumableError, TrainerStateError
 from paceline.json_text import encode_document
 from paceline.runs.driver_lock import DriverLock
 from paceline.runs.durable import JsonLines, read_json, read_json_lines, write_atomic
@@ -264,10 +265,37 @@ def checkpoint_root(request: RunRequest, folder: RunFolder) -> str:
     """Where the checkpoints of a run go: a path or a URL."""
     if request.checkpoint_root is not None:
         return request.checkpoint_root
-    storage_path = request.checkpoint_strategy.storage_path
-    if storage_path is None:
+    place, name = request.checkpoint_strategy.storage_path, f"{folder.path.parent.name}/{folder.path.name}"
+    if place is None:
         return str(folder.checkpoints_dir)
-    place = storage_path.rstrip("/")
-    if "://" not in place:  # the run folder keeps it, and is read from anywhere
-        place = str(Path(place).expanduser().absolute())
-    return f"{place}/{folder.path.parent.name}/{folder.path.name}"
+    if "://" in place:
+        return f"{place.rstrip('/')}/{name}"
+    return str(Path(place).expanduser().absolute() / name)  # the run folder keeps it, and is read from anywhere
+
+
+def claim_root(request: RunRequest, folder: RunFolder) -> str:
+    """The same for a run that begins. ArgumentError if another run has its checkpoints there: each would count on with
+    the other's numbers, and delete what is not its own. Then the folder tells it too."""
+    root = checkpoint_root(request, folder)
+    strategy = request.checkpoint_strategy
+    try:
+        if strategy.storage_path is not None and strategy.num_to_keep != 0:
+            _claim(root)
+    except BaseException as error:
+        folder.set_state(RunState.FAILED, reason=f"{type(error).__qualname__}: {error}")
+        folder.close()
+        raise
+    return root
+
+
+def _claim(root: str) -> None:
+    try:
+        open_storage(root).claim()
+    except FileExistsError as error:
+        raise ArgumentError(
+            f"The checkpoints of this run would go to {root}, which exists: another run, whose logdir has the same "
+            "name, keeps its checkpoints there. Give this Trainer a logdir of another name, or the strategy another "
+            "storage_path. If nobody needs what is there, delete it."
+        ) from error
+    except OSError as error:
+        logger.debug("%s cannot be claimed: %s", root, error)  # who saves there will hear of it

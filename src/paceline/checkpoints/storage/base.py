@@ -48,6 +48,10 @@ class Storage(Protocol):
     def path_of(self, name: str) -> str:
         """What a user would pass to `load`."""
 
+    def claim(self) -> None:
+        """Take the root for a run that begins. FileExistsError if there is something: it is another run's. Behind a
+        URL, two that do this at the very same moment may both get it."""
+
     def names(self) -> list[str]:
         """The entries in the root, in no order: sets of files, and foreign ones; behind a URL torn sets too. Empty if
         there is no root."""

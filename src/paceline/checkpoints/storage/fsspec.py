@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 
-from paceline.checkpoints.content.files import SourceFile
+from paceline.checkpoints.content.files import MemoryFile, SourceFile
 from paceline.checkpoints.manifest import MANIFEST_FILE
 from paceline.checkpoints.storage.base import Draft, Fetched
 from paceline.checkpoints.storage.workspace import Workspace, temporary_workspace
@@ -26,6 +26,8 @@ _PACKAGES = {
 
 # They have no folders to make; asked for one, they would make the bucket, which may be a typing mistake.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
+
+_CLAIM_FILE = ".paceline-run"
 
 
 class FsspecStorage:
@@ -52,6 +54,13 @@ class FsspecStorage:
 
     def path_of(self, name: str) -> str:
         return f"{self._url}/{name}"
+
+    def claim(self) -> None:
+        if self.names():
+            raise FileExistsError(f"{self._url} is in use")
+        with _as_os_errors(self._url):
+            fs, root = self._open()
+            _upload(fs, f"{root}/{_CLAIM_FILE}", MemoryFile(_CLAIM_FILE, [b"A run keeps its checkpoints here.\n"]))
 
     def names(self) -> list[str]:
         with _as_os_errors(self._url):

@@ -28,6 +28,11 @@ class LocalStorage:
     def path_of(self, name: str) -> str:
         return str(self._root / name)
 
+    def claim(self) -> None:
+        self._root.parent.mkdir(parents=True, exist_ok=True)
+        self._root.mkdir()  # the question and the answer in one
+        _fsync(self._root.parent)
+
     def names(self) -> list[str]:
         if not os.path.isdir(self._root):  # unlike listdir, it has an answer for every name
             return []

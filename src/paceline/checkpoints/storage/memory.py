@@ -17,6 +17,7 @@ class MemoryStorage:
         self._root = root
         self._sets: dict[str, _Files] = {}
         self._drafts: dict[Draft, _Files] = {}
+        self._is_claimed = False
 
     @property
     def root(self) -> str:
@@ -24,6 +25,11 @@ class MemoryStorage:
 
     def path_of(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+    def claim(self) -> None:
+        if self._is_claimed or self._sets or self._drafts:
+            raise FileExistsError(f"{self._root} is in use")
+        self._is_claimed = True
 
     def names(self) -> list[str]:
         return list(self._sets)

@@ -28,6 +28,9 @@ class RelayedStorage:
     def path_of(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def claim(self) -> None:
+        raise PermissionError(errno.EACCES, "The driver claims the folder, not a worker", self._root)
+
     def names(self) -> list[str]:
         names: list[str] = self._ask("names")
         return names
