@@ -95,10 +95,11 @@ def test_commit_list_load(store, client, bucket, tmp_path):
     (tmp_path / "mine" / "sub" / "a.txt").write_text("hello")
     state = {"epoch": 4, "w": torch.randn(3_000_000), "z": torch.ones(2, dtype=torch.complex128)}
     info = store.write(1, snapshot(state), score=0.5, directory=tmp_path / "mine")
-    assert sorted(keys(client, bucket)) == [
-        f"run_001/checkpoints/checkpoint_000001/{name}"
-        for name in ("arrays.safetensors", "checkpoint.json", "files/sub/a.txt", "state.json")
-    ]
+    names = ("arrays.safetensors", "files/sub/a.txt", "state.json")
+    assert sorted(keys(client, bucket)) == sorted(
+        f"run_001/checkpoints/checkpoint_000001/{key}"
+        for key in ("checkpoint.json", *(f"{store.draft_of(1).token}/{name}" for name in names))
+    )
     assert store.list() == [info]
     assert info.path == f"s3://{bucket}/run_001/checkpoints/checkpoint_000001"
     back = load(info.path)

@@ -14,7 +14,7 @@ import torch
 
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, copy, load, read_info, snapshot
 from paceline.checkpoints.content.files import FileRecord, record_of
-from paceline.checkpoints.manifest import Manifest, damaged
+from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged
 from paceline.checkpoints.part import Part
 from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import ArgumentError, CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
@@ -304,7 +304,8 @@ def test_parts_of_several_ranks_make_one_checkpoint(store):
     back = load(info.path)
     assert (back, back.all_ranks) == ({"epoch": 4}, [None, None, {"rank": 2}, None])
     [own_file] = own.files("ranks/2/")
-    assert store.storage.read("checkpoint_000001", "ranks/2/state.json") == bytes(own_file.parts[0])
+    place = Manifest.from_bytes(store.storage.read("checkpoint_000001", MANIFEST_FILE), "").place("checkpoint_000001")
+    assert store.storage.read(place, "ranks/2/state.json") == bytes(own_file.parts[0])
 
 
 def test_part_that_was_never_put_is_not_committed(store):
@@ -387,3 +388,24 @@ def test_copy_never_overwrites_and_notices_damage(store, tmp_path):
     with pytest.raises(CheckpointDamagedError):
         copy(tmp_path / "copy", store.path_of(2))
     assert [info.id for info in store.list()] == [1]
+
+
+def test_writer_of_an_attempt_that_was_given_up_comes_late(store):
+    """Its number was given out again, and both write the same files."""
+    late, new = CheckpointStore(store.root, token="late"), CheckpointStore(store.root, token="new")
+    put_part(late, 1, 0, snapshot({"whose": "of the first attempt"}).files())
+    late.discard(1)
+    assert new.next_id() == 1
+    part = put_part(new, 1, 0, snapshot({"whose": "new"}).files())
+    put_part(late, 1, 0, snapshot({"whose": "of the first attempt"}).files())
+    info = new.commit([part], world_size=1)
+    assert load(info.path) == {"whose": "new"}
+
+
+def test_checkpoint_behind_a_url_is_downloaded_by_hand(tmp_path, folder):
+    info = CheckpointStore(f"memory://{tmp_path.name}").write(1, snapshot({"step": 1}), directory=folder)
+    here = tmp_path / "downloaded" / "checkpoint_000001"
+    fsspec.filesystem("memory").get(info.path, str(here), recursive=True)
+    back = load(here)
+    assert (back, back.path) == ({"step": 1}, str(here))
+    assert sorted(os.listdir(back.directory)) == sorted(os.listdir(folder))

@@ -24,7 +24,8 @@ _READABLE = (1, 2)  # version 1 had one writer, and nothing of a rank's own
 
 @dataclass(frozen=True)
 class Manifest:
-    """`ranks` are those of the `world_size` ranks whose part is in it."""
+    """`ranks` are those of the `world_size` ranks whose part is in it. `folder` is where in the checkpoint the files
+    lie, apart from what writers of other attempts may have put there; empty where these have a place of their own."""
 
     id: int
     time: float
@@ -33,6 +34,11 @@ class Manifest:
     files: tuple[FileRecord, ...]
     world_size: int = 1
     ranks: tuple[int, ...] = (0,)
+    folder: str = ""
+
+    def place(self, name: str) -> str:
+        """Where the files are that belong to the checkpoint of this name."""
+        return f"{name}/{self.folder}" if self.folder else name
 
     @property
     def num_bytes(self) -> int:
@@ -49,6 +55,8 @@ class Manifest:
             raise ValueError(f"there cannot be the ranks {self.ranks[:8]} of {self.world_size}")
         if not math.isfinite(self.time) or self.iteration < 0:
             raise ValueError(f"it cannot have been saved at {self.time}, after {self.iteration} reports")
+        if self.folder and (not _is_inside(self.folder) or "/" in self.folder):
+            raise ValueError(f"its files cannot be in a folder {self.folder!r}")
 
     def to_bytes(self) -> bytes:
         body = {
@@ -87,7 +95,14 @@ class Manifest:
             score = None if body["score"] is None else float(body["score"])
             world_size, ranks = int(body.get("world_size", 1)), tuple(map(int, body.get("ranks", [0])))
             manifest = cls(
-                int(body["id"]), float(body["time"]), score, int(body["iteration"]), files, world_size, ranks
+                int(body["id"]),
+                float(body["time"]),
+                score,
+                int(body["iteration"]),
+                files,
+                world_size,
+                ranks,
+                str(body.get("folder", "")),
             )
             manifest.check()
         except (ValueError, KeyError, TypeError, OverflowError) as error:

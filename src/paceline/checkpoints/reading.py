@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +16,7 @@ from paceline.checkpoints.content.snapshot import ARRAYS_FILE, FILES_DIR, STATE_
 from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged, unreadable
 from paceline.checkpoints.part import DraftFound
 from paceline.checkpoints.storage.base import Draft, Fetched, Storage, open_storage, split_path
-from paceline.checkpoints.store import CheckpointStore, commit_draft
+from paceline.checkpoints.store import CheckpointStore, commit_draft, is_name
 from paceline.errors import CheckpointDamagedError, CheckpointNotFoundError
 from paceline.regular_files import UnreadableFileError
 
@@ -45,7 +45,9 @@ def load_through(
     storage, name, manifest = _open(path, opener)
     keeps_rank = world_size == manifest.world_size and rank in manifest.ranks
     with _explain_missing_files(storage, name):
-        return _read(storage, name, manifest.files, manifest.world_size, rank if keeps_rank else None, keep)
+        return _read(
+            storage, manifest.place(name), manifest.files, manifest.world_size, rank if keeps_rank else None, keep
+        )
 
 
 def load_draft(storage: Storage, found: DraftFound, rank: int, keep: _Keep) -> Checkpoint:
@@ -57,7 +59,7 @@ def load_draft(storage: Storage, found: DraftFound, rank: int, keep: _Keep) -> C
 def _read(
     storage: Storage, source: str | Draft, records: Sequence[FileRecord], world_size: int, rank: int | None, keep: _Keep
 ) -> Checkpoint:
-    path = storage.path_of(source.name if isinstance(source, Draft) else source)
+    path = storage.path_of(_name_of(source))
     users = [record for record in records if record.name.startswith(f"{FILES_DIR}/")]
     parts = _StoredParts(storage, source, records, world_size, path)
     top = [record for record in records if "/" not in record.name]
@@ -95,9 +97,13 @@ class _StoredParts:
         try:
             return _fetch(self.storage, self.source, records, path)
         except FileNotFoundError:
-            name = self.source.name if isinstance(self.source, Draft) else self.source
+            name = _name_of(self.source)
             with _explain_missing_files(self.storage, name):
                 return _fetch(self.storage, name, records, path)  # a draft that has been committed since
+
+
+def _name_of(source: str | Draft) -> str:
+    return source.name if isinstance(source, Draft) else source.partition("/")[0]
 
 
 def read_info(path: str | Path) -> CheckpointInfo:
@@ -114,8 +120,9 @@ def copy(path: str | Path, target: str | Path) -> CheckpointInfo:
     root, target_name = split_path(target)
     storage = open_storage(root)
     with _explain_missing_files(source, name):
-        fetched = _fetch(source, name, manifest.files, source.path_of(name))
+        fetched = _fetch(source, manifest.place(name), manifest.files, source.path_of(name))
     draft = Draft(target_name, secrets.token_hex(4))
+    manifest = replace(manifest, folder=storage.folder_of(draft))
     try:
         storage.put(draft, [DiskFile(record.name, fetched.path / record.name) for record in manifest.files])
         commit_draft(storage, draft, manifest)
@@ -208,8 +215,9 @@ def _what_is_there(path: str | Path, root: str, opener: Callable[[str | Path], S
             shown = ", ".join(info.path for info in infos[-5:])
             dots = "…, " if len(infos) > 5 else ""
             return f"load one of the {len(infos)} checkpoints in {store.root}: {dots}{shown}"
-    if STATE_FILE in inside.names():
+    names = inside.names()
+    if STATE_FILE in names or (names and is_name(split_path(path)[1])):
         return f"it has no {MANIFEST_FILE}, so it was never finished."
-    if inside.names():
+    if names:
         return "the folder exists, but holds no checkpoints."
     return "nor is there another one in it or beside it."

@@ -77,10 +77,10 @@ class CheckpointStore:
         by_rank = {part.rank: part for part in parts}
         first = by_rank[0]
         files = tuple(record for rank in sorted(by_rank) for record in by_rank[rank].files)
-        manifest = Manifest(
-            first.id, first.time, first.score, first.iteration, files, world_size, ranks=tuple(sorted(by_rank))
-        )
-        commit_draft(self.storage, self.draft_of(first.id), manifest)
+        draft, ranks = self.draft_of(first.id), tuple(sorted(by_rank))
+        folder = self.storage.folder_of(draft)
+        manifest = Manifest(first.id, first.time, first.score, first.iteration, files, world_size, ranks, folder)
+        commit_draft(self.storage, draft, manifest)
         return manifest.info(self.path_of(first.id))
 
     def discard(self, id: int) -> None:
@@ -136,6 +136,10 @@ class CheckpointStore:
 
 def name_of(id: int) -> str:
     return f"checkpoint_{id:06d}"
+
+
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def commit_draft(storage: Storage, draft: Draft, manifest: Manifest) -> None:

@@ -60,11 +60,15 @@ class Storage(Protocol):
         """One small file. FileNotFoundError if it is not there, UnreadableFileError for what is no file."""
 
     def fetch(self, source: "str | Draft", files: Sequence[str]) -> Fetched:
-        """Files of a set, or of a draft by whoever knows that they are in it: those stay good when it is committed."""
+        """Files of a set, or of a folder in it (`name/folder`), or of a draft by whoever knows that they are in it:
+        those stay good when it is committed."""
 
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         """Phase one: adds files to a draft, durably. Writers of one draft use different names. After any error none
         of these files is left. That the draft is dropped or committed meanwhile is no error."""
+
+    def folder_of(self, draft: Draft) -> str:
+        """The folder, in the set that the draft becomes, in which its files will be; empty for the set itself."""
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         """Phase two, once, when `files` have been put: from now on the set exists for readers, also after a power cut.

@@ -4,7 +4,7 @@ system for it.
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -31,8 +31,8 @@ _CLAIM_FILE = ".paceline-run"
 
 
 class FsspecStorage:
-    """A `Storage` at a URL. Objects cannot be renamed there: a draft has the place of the set that it becomes, and
-    is committed by its manifest, uploaded last.
+    """A `Storage` at a URL. Objects cannot be renamed there: a draft is a folder in the set that it becomes, named
+    after the attempt, and is committed by the manifest of the set, uploaded last.
 
     Credentials and addresses come from the environment, where every process of a run finds them: what the
     service's own tools read (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL
@@ -40,9 +40,9 @@ class FsspecStorage:
     FSSPEC_S3_ENDPOINT_URL=http://host:port or FSSPEC_S3='{"anon": true}', or fsspec's files in
     ~/.config/fsspec.
 
-    Writers that use different names never touch each other's files. Of two with the same name, the later one
-    gets FileExistsError; should both upload at the same moment, the checksums tell on loading whether
-    what is there is one of the two or a mixture.
+    Writers of different attempts, or that use different names, never touch each other's files. Of two that commit one
+    set, the later one gets FileExistsError; should both do it at the same moment, the later manifest names its own
+    files.
     """
 
     def __init__(self, url: str):
@@ -77,7 +77,7 @@ class FsspecStorage:
             return data
 
     def fetch(self, source: str | Draft, files: Sequence[str]) -> Fetched:
-        name = source.name if isinstance(source, Draft) else source
+        name = f"{source.name}/{source.token}" if isinstance(source, Draft) else source
         workspace = self.workspace()
         try:
             with _as_os_errors(self.path_of(name)):
@@ -94,25 +94,31 @@ class FsspecStorage:
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         with _as_os_errors(self.path_of(draft.name)):
             fs, root = self._open()
+            folder = f"{root}/{draft.name}/{draft.token}"
             if self._is_committed(fs, root, draft.name):
-                if any(fs.exists(f"{root}/{draft.name}/{file.name}") for file in files):
+                if not fs.exists(folder) or any(fs.exists(f"{folder}/{file.name}") for file in files):
                     raise FileExistsError(f"{self.path_of(draft.name)} exists already")
                 return  # it was committed without these, and so nobody will ask for them
             try:
                 for file in files:
-                    _upload(fs, f"{root}/{draft.name}/{file.name}", file)
+                    _upload(fs, f"{folder}/{file.name}", file)
             except BaseException:
-                self._remove_uncommitted(fs, root, draft.name, [file.name for file in files])
+                _remove(fs, [f"{folder}/{file.name}" for file in files])
                 raise
+
+    def folder_of(self, draft: Draft) -> str:
+        return draft.token
 
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         with _as_os_errors(self.path_of(draft.name)):
             fs, root = self._open()
-            self._refuse_committed(fs, root, draft.name)
-            present = {str(path).rpartition(f"/{draft.name}/")[2] for path in fs.find(f"{root}/{draft.name}")}
+            if self._is_committed(fs, root, draft.name):
+                raise FileExistsError(f"{self.path_of(draft.name)} exists already")
+            within = f"/{draft.name}/{draft.token}/"
+            present = {str(path).rpartition(within)[2] for path in fs.find(f"{root}{within}")}
             for file in files:
                 if file not in present:
-                    raise FileNotFoundError(f"{self.path_of(draft.name)}/{file} is not there")
+                    raise FileNotFoundError(f"{self.path_of(draft.name)}/{draft.token}/{file} is not there")
             # not with a conditional request: few services know them, and one that is repeated after
             # a lost answer would take our own manifest for someone else's
             fs.pipe_file(f"{root}/{draft.name}/{manifest.name}", b"".join(manifest.chunks()))
@@ -120,12 +126,15 @@ class FsspecStorage:
     def discard(self, draft: Draft) -> None:
         with _as_os_errors(self.path_of(draft.name)):
             fs, root = self._open()
-            if fs.exists(f"{root}/{draft.name}") and not self._is_committed(fs, root, draft.name):
-                fs.rm(f"{root}/{draft.name}", recursive=True)
+            folder = f"{root}/{draft.name}/{draft.token}"
+            if fs.exists(folder) and not self._is_committed(fs, root, draft.name):
+                fs.rm(folder, recursive=True)
+                if _has_folders(fs):
+                    with suppress(OSError):  # another attempt may be writing there
+                        fs.rmdir(f"{root}/{draft.name}")
 
     def sweep(self) -> None:
-        """Nothing: a torn set is seen by nobody, its number is not given out again, and finding it costs a request for
-        each checkpoint."""
+        """Nothing: a torn set is seen by nobody, and finding it costs a request for each checkpoint."""
 
     def delete(self, name: str) -> None:
         with _as_os_errors(self.path_of(name)):
@@ -165,19 +174,6 @@ class FsspecStorage:
         fs.invalidate_cache()
         return bool(fs.exists(f"{root}/{name}/{MANIFEST_FILE}"))
 
-    def _refuse_committed(self, fs: Any, root: str, name: str) -> None:
-        if self._is_committed(fs, root, name):
-            raise FileExistsError(f"{self.path_of(name)} exists already")
-
-    def _remove_uncommitted(self, fs: Any, root: str, name: str, files: Sequence[str]) -> None:
-        try:
-            if not self._is_committed(fs, root, name):  # else another writer committed here, and these are its files
-                for file in files:
-                    if fs.exists(f"{root}/{name}/{file}"):
-                        fs.rm_file(f"{root}/{name}/{file}")
-        except Exception:
-            return  # the error that led here is the one to report; without a manifest, nobody sees the rest
-
 
 class MissingFileSystemError(MissingDependencyError):
     """The packages for file systems are the user's choice, and so no extra of ours: the line to run names the
@@ -191,9 +187,22 @@ class MissingFileSystemError(MissingDependencyError):
         )
 
 
-def _upload(fs: Any, path: str, file: SourceFile) -> None:
+def _has_folders(fs: Any) -> bool:
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    if not protocols & _OBJECT_STORES:
+    return not protocols & _OBJECT_STORES
+
+
+def _remove(fs: Any, paths: Sequence[str]) -> None:
+    try:
+        for path in paths:
+            if fs.exists(path):
+                fs.rm_file(path)
+    except Exception:
+        return  # the error that led here is the one to report; without a manifest, nobody sees the rest
+
+
+def _upload(fs: Any, path: str, file: SourceFile) -> None:
+    if _has_folders(fs):
         fs.makedirs(path.rpartition("/")[0], exist_ok=True)
     with fs.open(path, "wb") as target:
         for chunk in file.chunks():

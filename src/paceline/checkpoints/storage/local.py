@@ -86,6 +86,9 @@ class LocalStorage:
             if not isinstance(error, FileNotFoundError) or folder.exists() or not self._root.exists():
                 raise
 
+    def folder_of(self, draft: Draft) -> str:
+        return ""
+
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         folder, target = self._folder(draft), self._root / draft.name
         if (target / manifest.name).exists():  # first: the files of a draft that was committed are not there any more

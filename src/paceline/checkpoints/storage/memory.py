@@ -56,6 +56,9 @@ class MemoryStorage:
         content = {file.name: _content(file) for file in files}
         self._drafts.setdefault(draft, {}).update(content)
 
+    def folder_of(self, draft: Draft) -> str:
+        return ""
+
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         if draft.name in self._sets:
             raise FileExistsError(f"{self.path_of(draft.name)} exists already")

@@ -80,7 +80,7 @@ class StorageRelay:
         raise ValueError(f"the driver cannot {operation!r}")
 
     def _get(self, storage: _Ours, source: str | Draft, files: Sequence[str], offset: int) -> Any:
-        for name in (source.name, source.token) if isinstance(source, Draft) else (source,):
+        for name in (source.name, source.token) if isinstance(source, Draft) else source.split("/"):
             _entry(name)
         return read_message(partial(storage.read_range, source), files, offset)
 

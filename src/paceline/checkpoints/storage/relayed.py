@@ -66,6 +66,9 @@ class RelayedStorage:
                 self._ask("drop", upload)
             raise
 
+    def folder_of(self, draft: Draft) -> str:
+        return ""
+
     def commit(self, draft: Draft, manifest: SourceFile, files: Sequence[str]) -> None:
         raise PermissionError(errno.EACCES, "The driver commits, not a worker", draft.name)
 
