@@ -51,15 +51,16 @@ def request_of(train_func: Callable[..., Any], **options: Any) -> RunRequest:
     checked = {name: checks[name](value) if name in checks else value for name, value in options.items()}
     return RunRequest(
         train_func=train_func,
-        takes_config=takes_config(train_func),
+        takes_config=takes_config(train_func, has_config=options.get("config", ...) is not None),
         is_namespace=isinstance(options.get("config"), Namespace),
         detailed_metrics=os.environ.get(DETAILED_METRICS, "0") not in ("", "0"),
         **checked,
     )
 
 
-def takes_config(train_func: Callable[..., Any]) -> bool:
-    """Whether to hand over the config. Only parameters without a default have to be filled, and only one can be."""
+def takes_config(train_func: Callable[..., Any], has_config: bool = True) -> bool:
+    """Whether to hand over the config. Only parameters without a default have to be filled, and only one can be; one
+    that has a default keeps it if no config was given."""
     if not callable(train_func):
         raise ArgumentTypeError(
             f"train_func is {train_func!r} of type {type(train_func).__name__}; expected a function."
@@ -80,7 +81,7 @@ def takes_config(train_func: Callable[..., Any]) -> bool:
             f"{name} has {len(unfilled) + len(positional[:1])} required parameters; a training function takes none, or "
             f"one: the config. Put {', '.join(unfilled)} into the config, or bind them with functools.partial."
         )
-    return bool(positional)
+    return bool(positional) and (has_config or positional[0].default is inspect.Parameter.empty)
 
 
 def config_of(config: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +34,7 @@ _ALONE = Place()
 
 _STEP_S = 1.0
 """For so long after a report, further calls of should_stop belong to the same step."""
-_AGREE_TIMEOUT_S = 5.0
+_AGREE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class Session:
             wire,
             partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage")),
         )
+
+        self._saver.num_collectives = task.backend.num_collectives
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Number and send. The values are serialized here: what happens to them afterwards does not matter, and one
@@ -170,10 +172,8 @@ class Session:
         if self._stop_at is None:
             if not is_first and time.perf_counter() - self._last_report < _STEP_S:
                 return False
-            try:
+            with suppress(TimeoutError):  # the driver is busy: go on, since to leave alone would leave others behind
                 self._stop_at = self._wire.ask("stop", self._num_checks, _AGREE_TIMEOUT_S)
-            except TimeoutError:  # the driver is busy, and there may not be much time
-                self._stop_at = self._num_checks
         return self._stop_at is not None and self._num_checks >= self._stop_at
 
     def leave(self) -> None:

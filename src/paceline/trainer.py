@@ -199,7 +199,8 @@ class Trainer:
         if run.is_alive:
             raise TrainerStateError(f"{run.path} is going on, driven by process {run.status.pid} on {run.status.host}.")
         request = load_call(run.path, train_func, trusted)
-        request = replace(request, takes_config=takes_config(request.train_func), dataset=resolve_dataset(dataset))
+        takes = takes_config(request.train_func, has_config=bool(request.config))
+        request = replace(request, takes_config=takes, dataset=resolve_dataset(dataset))
         if dataset is None and run.request.get("dataset") is not None:
             raise RunNotResumableError(
                 f"{run.path} was given a dataset, which is not part of the folder: make it again, and say "

@@ -117,7 +117,18 @@ def test_an_exception_comes_with_type_message_and_traceback(group):
     assert group.healthy(), "an exception does not end the worker"
 
 
-ODD = ["Mumbles", "Clings", "Disguised", "Picky", "Frozen", "Stranger", "StopIteration", "SystemExit", "GeneratorExit"]
+ODD = [
+    "Mumbles",
+    "Grumbles",
+    "Clings",
+    "Disguised",
+    "Picky",
+    "Frozen",
+    "Stranger",
+    "StopIteration",
+    "SystemExit",
+    "GeneratorExit",
+]
 
 
 def test_odd_exceptions_arrive(group):
@@ -131,6 +142,13 @@ def test_odd_exceptions_arrive(group):
         class Mumbles(Exception):
             def __str__(self):
                 raise ValueError("no words")
+
+        class Grumbles(Exception):
+            def __str__(self):
+                raise SystemExit(1)
+
+            def with_traceback(self, trace):
+                raise KeyboardInterrupt
 
         class Clings(Exception):
             def __reduce__(self):
@@ -153,7 +171,7 @@ def test_odd_exceptions_arrive(group):
 
         Stranger.__module__, Stranger.__qualname__ = "only_here", "Stranger"
         sys.modules["only_here"] = types.SimpleNamespace(Stranger=Stranger)
-        odd = [Mumbles(), Clings(), Disguised(), Picky(1, 2), Frozen(3), Stranger()]
+        odd = [Mumbles(), Grumbles(), Clings(), Disguised(), Picky(1, 2), Frozen(3), Stranger()]
         odd += [StopIteration(4), SystemExit(5), GeneratorExit()]
         raise next(error for error in odd if type(error).__name__ == name)
 

@@ -157,3 +157,24 @@ def test_survivors_commit_what_is_complete_without_the_rank_that_was_lost(warm, 
     config = {"go": str(tmp_path / "go"), "own": own}
     assert warm.run(train_and_die_before_saving, config) == [begins_at] * 2
     assert steps_of(paceline.load_run(warm.latest_run_dir)) == EVERY_STEP
+
+
+def test_rank_0_alone_reports_and_saves_and_a_worker_dies(warm):
+    """The usual idiom. All ranks meet in each step, which shows that the others do not save."""
+
+    def train():
+        import torch
+
+        first = (paceline.load_checkpoint() or {"step": 0})["step"]
+        for step in range(first + 1, 9):
+            torch.distributed.all_reduce(torch.ones(1))
+            torch.distributed.barrier()
+            if step == 7 and not first and paceline.world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if paceline.world_rank() == 0:
+                paceline.report(step=step)
+                paceline.save_checkpoint(step=step)
+                paceline.load_checkpoint()  # what was saved is durable
+        return first
+
+    assert min(warm.run(train)) >= 5

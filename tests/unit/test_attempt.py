@@ -72,7 +72,7 @@ def test_death_explains_itself_at_once():
     [
         ({"raised": [OWN]}, SETTLE_S),
         ({"raised": [ECHO]}, SETTLE_SUSPECT_S),
-        ({"mismatch": Mismatch((1, 2), (0,))}, SETTLE_S),
+        ({"mismatch": Mismatch((1, 2), (0,))}, SETTLE_SUSPECT_S),
     ],
 )
 def test_trouble_waits_for_a_better_explanation(facts, patience_s):
@@ -164,6 +164,16 @@ def test_rank_that_does_not_look_is_not_waited_for():
     assert answers == [None, None, 3]
     stops.take(1, asked(1, 9), now=99.0)
     assert stops.settle({0, 1}, now=99.0) == [(asked(1, 9), 3)], "at once, then"
+
+
+def test_rank_in_a_long_step_is_waited_for():
+    stops = StopAgreement(patience_s=10.0)
+    for number in range(1, 9):
+        stops.take(0, asked(0, number), now=float(number))
+        assert stops.settle({0, 1}, now=number + AGREE_S) == [(asked(0, number), None)]
+    stops.take(1, asked(1, 5), now=9.0)
+    stops.take(0, asked(0, 9), now=9.0)
+    assert [answer for _, answer in stops.settle({0, 1}, now=9.0)] == [9, 9]
 
 
 def test_rank_that_has_ended_is_not_waited_for():

@@ -2,13 +2,14 @@
 
 import random
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from paceline.checkpoints.content.files import FileRecord
 from paceline.checkpoints.part import Part
-from paceline.recording.ledger import MOST_WAITING, SILENCE_S, Ledger, SaveMismatch
+from paceline.recording.ledger import MOST_WAITING, PROOF_S, SILENCE_S, Ledger, SaveMismatch
 
 
 def part(id, rank, iteration=0, own=False, time=0.0):
@@ -105,6 +106,23 @@ def test_rank_0_alone_saves_for_a_while_and_the_others_do_not_even_report(num_re
     assert ledger.take_complete([num_reports, 0], saving_s=0.99 * SILENCE_S) == []
     assert ranks_of(ledger.take_complete([num_reports, 0], saving_s=SILENCE_S)) == {1: [0]}
     assert ledger.mute == {1}
+
+
+@pytest.mark.parametrize("num_reports", [0, 4])
+def test_collectives_show_that_the_others_have_passed_the_first_save(num_reports):
+    ledger = Ledger(2, 1)
+    ledger.add(replace(part(1, 0, 2), num_collectives=10))
+    assert not ledger.is_proven
+    ledger.add(replace(part(2, 0, 4), num_collectives=12))
+    assert ledger.is_proven
+    assert ledger.take_complete([4, num_reports], [0, 0]) == [], "something may be on its way"
+    assert ranks_of(ledger.take_complete([4, num_reports], [0, 0], proven_s=PROOF_S)) == {1: [0], 2: [0]}
+
+
+def test_rank_that_reports_has_to_have_reported_whatever_collectives_show():
+    ledger = Ledger(2, 1)
+    add(ledger, replace(part(1, 0, 2), num_collectives=10), replace(part(2, 0, 4), num_collectives=20))
+    assert ranks_of(ledger.take_complete([4, 3], [0, 0], proven_s=PROOF_S)) == {1: [0]}
 
 
 def test_what_was_mute_in_the_attempt_before_is_not_waited_for():
@@ -316,6 +334,14 @@ def test_rank_that_has_never_saved_may_have_something_of_its_own():
     ledger = Ledger(2, 1)
     add(ledger, part(1, 0, 1))
     assert ledger.take_salvage([1, 1]) == []
+    assert ranks_of(ledger.take_salvage([1, 2])) == {1: [0]}, "it has passed the moment at which it would have saved"
+
+
+def test_rank_that_reports_and_has_not_saved_for_a_while():
+    ledger = Ledger(2, 1)
+    add(ledger, part(1, 0, 1), part(2, 0, 2))
+    assert ledger.take_complete([2, 2], saving_s=0.99 * SILENCE_S) == []
+    assert ranks_of(ledger.take_complete([2, 2], saving_s=SILENCE_S)) == {1: [0], 2: [0]}
 
 
 def test_rank_had_come_so_far_since_an_earlier_attempt():

@@ -85,6 +85,17 @@ def test_in_the_loop_over_an_iterator_it_is_seen_at_the_next_step():
     assert ending_of(trainer) == ("STOPPED", "interrupted from the keyboard")
 
 
+def test_whoever_leaves_the_loop_gets_it_when_the_run_is_closed():
+    trainer = trainer_of([[*reports(1), *[note] * 1000]])
+    iterator = trainer.run_iterator(lambda: None)
+    next(iterator)
+    press()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.shutdown()
+    assert ending_of(trainer)[0] == "STOPPED"
+    trainer.shutdown()
+
+
 def test_too_late_for_the_run_it_is_raised_all_the_same():
     class PressAtTheEnd(SGDCallback):
         def finish_training(self, error=False, **info):

@@ -343,3 +343,11 @@ def test_a_trainer_shows_as_a_table_in_a_notebook():
         "<table><caption>2 workers · backend none · engine scripted (scripts) · not started</caption>"
     )
     assert html.count("<tr>") == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "value"), [(None, "default"), ({"lr": 1}, {"lr": 1}), ({}, {})], ids=["none", "some", "empty"]
+)
+def test_parameter_with_a_default_keeps_it_without_a_config(config, value):
+    with Trainer(backend=BackendConfig(), num_workers=0) as trainer:
+        assert trainer.run(lambda argv="default": argv, config) == [value]

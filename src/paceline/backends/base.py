@@ -44,6 +44,10 @@ class BackendConfig:
         """In a worker, after a run: whether the user's function left the group as it was."""
         return True
 
+    def num_collectives(self) -> int | None:
+        """In a worker: in how many collectives of the whole group it has taken part, if that can be known."""
+        return None
+
     def is_broken_collective(self, error: Raised) -> bool:
         """Whether the exception may only say that another rank is gone. Then the other rank's fate decides."""
         return False

@@ -62,6 +62,15 @@ class TorchConfig(BackendConfig):
 
         return dist.is_initialized()
 
+    def num_collectives(self) -> int | None:
+        import torch.distributed as dist
+
+        try:
+            group: Any = dist.group.WORLD
+            return None if group is None else int(group._get_sequence_number_for_group())
+        except RuntimeError:  # of a kind of group that does not count
+            return None
+
     def is_broken_collective(self, error: Raised) -> bool:
         if error.type_name in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError"):
             return True

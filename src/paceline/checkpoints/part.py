@@ -10,7 +10,8 @@ from paceline.checkpoints.storage.base import Draft
 @dataclass(frozen=True)
 class Part:
     """The n-th save of one rank, durable in the draft of the checkpoint `id`. `iteration` is the number of reports that
-    the rank had made before it. The score is that of rank 0, whose part is the shared state."""
+    the rank had made before it, `num_collectives` that of the collectives of the whole group, if it is known. The score
+    is that of rank 0, whose part is the shared state."""
 
     id: int
     rank: int
@@ -18,6 +19,7 @@ class Part:
     time: float
     files: tuple[FileRecord, ...] = ()
     score: float | None = None
+    num_collectives: int | None = None
 
     @property
     def has_own(self) -> bool:

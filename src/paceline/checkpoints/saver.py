@@ -66,6 +66,8 @@ class Saver:
         self._fetched = contextlib.ExitStack()
         """Copies of directories that were loaded. Not for `atexit`: a worker has many runs, and leaves without it."""
         self._load = partial(load_through, opener, rank=rank, world_size=world_size, keep=self._fetched.callback)
+        self.num_collectives: Callable[[], int | None] = lambda: None
+        """See Part."""
         self._next_id = start.first_id
         self._turn, self._is_taken = threading.RLock(), False
         self._writer = PartWriter(
@@ -85,7 +87,7 @@ class Saver:
             id, self._next_id = self._next_id, self._next_id + 1  # the n-th call is number n, also when it fails
             try:
                 score = self._strategy.score_of(state) if is_first else None
-                earlier = self._writer.save(id, content, iteration, score)
+                earlier = self._writer.save(id, content, iteration, score, self.num_collectives())
             except BaseException as error:
                 self._driver.send("save_failed", (id, str(error)))
                 raise

@@ -61,7 +61,14 @@ class PartWriter:
         self._error: BaseException | None = None
         self._closed = False
 
-    def save(self, id: int, content: Content, iteration: int = 0, score: float | None = None) -> BaseException | None:
+    def save(
+        self,
+        id: int,
+        content: Content,
+        iteration: int = 0,
+        score: float | None = None,
+        num_collectives: int | None = None,
+    ) -> BaseException | None:
         """Write this rank's part of the checkpoint `id`. Returns what went wrong with the one before, if anything.
 
         Blocks while the previous one is still being written, and while state and directory are copied; both are the
@@ -75,7 +82,7 @@ class PartWriter:
         if content.directory is not None:
             user_directory.check(content.directory)
         earlier = self._wait()
-        part = Part(id, self._rank, iteration, time.time(), score=score)
+        part = Part(id, self._rank, iteration, time.time(), score=score, num_collectives=num_collectives)
         files: list[SourceFile] = []
         if shared is not None:
             files += shared.snapshot(self._shared_buffers).files()

@@ -111,10 +111,10 @@ def advance(
 
 def settle_s(facts: Facts, is_suspect: Callable[[Raised], bool]) -> float:
     """How long to wait for a better explanation. A death explains everything; an exception may be its echo, and a
-    broken collective nearly always is."""
+    broken collective nearly always is. That ranks do something unequally often may come of an exception on its way."""
     if facts.died:
         return 0.0
-    if facts.raised and all(is_suspect(error) for error in facts.raised):
+    if all(is_suspect(error) for error in facts.raised):
         return SETTLE_SUSPECT_S
     return SETTLE_S
 
@@ -126,9 +126,11 @@ class StopAgreement:
 
     A rank asks at its next call, and waits. When all have asked, it is the furthest of these calls. One that has passed
     its call already may not ask before the others have gone on: then these are told to, and ask again. Who has not
-    asked by the third time does not look at it at all.
+    asked after `patience_s`, and by the third time, does not look at it at all.
     """
 
+    patience_s: float = 0.0
+    first_at: float = math.inf
     waiting: dict[int, Asked] = field(default_factory=dict)
     since: float = math.inf
     num_rounds: int = 0
@@ -136,7 +138,7 @@ class StopAgreement:
 
     def take(self, rank: int, question: Asked, now: float) -> None:
         self.waiting[rank] = question
-        self.since = min(self.since, now)
+        self.since, self.first_at = min(self.since, now), min(self.first_at, now)
 
     def settle(self, running: set[int], now: float) -> list[tuple[Asked, int | None]]:
         """The questions that can be answered now, and with which call; None means to ask again at the next."""
@@ -145,7 +147,8 @@ class StopAgreement:
         if self.decided is None:
             is_late = now - self.since >= AGREE_S
             self.num_rounds += is_late
-            if running <= self.waiting.keys() or self.num_rounds == 3:
+            is_over = self.num_rounds >= 3 and now - self.first_at >= self.patience_s
+            if running <= self.waiting.keys() or is_over:
                 self.decided = max(question.value for question in self.waiting.values())
             elif not is_late:
                 return []

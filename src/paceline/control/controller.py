@@ -15,12 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from paceline.backends.base import BackendConfig
-from paceline.control.attempt import Attempt, Facts, Phase, Wish, advance
+from paceline.control.attempt import Attempt, Facts, Phase, StopAgreement, Wish, advance
 from paceline.control.crew import POLL_S, Crew
 from paceline.control.outcome import Budget, GiveUp, Outcome, Restart, Stop, conclude
 from paceline.control.termination import Signals, Terminated
@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 SAVE_GRACE_S = 30.0
 """How long a failing run waits for a checkpoint that is being written."""
+
+STOP_PATIENCE_S = 10.0
+"""How long ranks that could stop wait for one that has not looked at it yet, if the grace period is long enough."""
 
 WRITING_WEIGHT = 0.1
 """How much the silence of ranks weighs while one of them writes a checkpoint: the others may well wait for it. It is
@@ -76,6 +79,7 @@ class Controller:
         recorder.callbacks.calling = self._signals.raising
         self._stop: Wish | None = None
         self._told_wish: Wish | None = None
+        self._heeded: Wish | None = None
         self._busy_s = self._round_at = 0.0
         self._is_announced = False
         self._reason = "the run has begun"
@@ -95,7 +99,11 @@ class Controller:
                 self._restart(outcome)
             self._finish(outcome)
             state = "STOPPED" if isinstance(outcome, Stop) else "SUCCEEDED"
-        except (GeneratorExit, Terminated) as caught:
+        except GeneratorExit as caught:
+            error = caught
+            if self._signals.wish is None:
+                raise
+        except Terminated as caught:
             error = caught
             raise
         except KeyboardInterrupt as caught:
@@ -218,8 +226,10 @@ class Controller:
         )
         ranks = range(len(group.infos))
         call = Call(train, (task,), label=f"train_func {self._request.name!r}, or its config,")
-        self._attempt = attempt = Attempt(group, Facts(len(ranks)), [self._listened()] * len(ranks))
         limits, size = self._limits, self._crew.size
+        stops = StopAgreement(min(STOP_PATIENCE_S, limits.grace_s / 3))
+        attempt = Attempt(group, Facts(len(ranks)), [self._listened()] * len(ranks), stops=stops)
+        self._attempt = attempt
         self._watch = Watch(attempt, self.recorder.attempt, self._folder, limits.hang_timeout_s, size.max)
         group.submit(dict.fromkeys(ranks, call), {rank: self._folder.log_path(rank) for rank in ranks})
         if self._wish is not None:
@@ -228,10 +238,13 @@ class Controller:
 
     def _advance(self, attempt: Attempt) -> Phase:
         former, wish = attempt.state.phase, self._wish
+        if wish is not None and wish is not self._told_wish:
+            self._told_wish, self._heeded = wish, replace(wish, at=self._clock())
+            self._tell_wish(wish)
         attempt.state = advance(
             attempt.state,
             attempt.facts,
-            wish,
+            None if wish is None else self._heeded,  # its time begins when we can act on it: we may have been busy
             self._clock(),
             grace_s=self._limits.grace_s,
             is_suspect=self._backend.is_broken_collective,
@@ -240,23 +253,21 @@ class Controller:
         if is_leaving and former is Phase.RUNNING:
             self.recorder.leave()
             attempt.group.request_stop()  # all ranks: none gets far without the others
-        if wish is not None and wish is not self._told_wish:
-            self._told_wish = wish
-            self._tell_wish(wish)
         return attempt.state.phase
 
     def _tell_wish(self, wish: Wish) -> None:
         grace_s = self._limits.grace_s
-        if wish.kind == "terminate":
-            self._folder.record_event("terminated", reason="SIGTERM", grace_s=grace_s)
-        if wish.kind == "interrupt":
-            self._folder.record_event("interrupted", reason="Ctrl-C", grace_s=grace_s)
-            logger.warning(
-                "%s: stopping. The function has up to %g s to save and return: should_stop() is true. Ctrl-C once more "
-                "ends it at once.",
-                self._folder.name,
-                grace_s,
-            )
+        if wish.kind == "stop":
+            return
+        kind, sign = ("terminated", "SIGTERM") if wish.kind == "terminate" else ("interrupted", "Ctrl-C")
+        self._folder.record_event(kind, reason=sign, grace_s=grace_s)
+        logger.warning(
+            "%s: stopping. The function has up to %g s to save and return: should_stop() is true. %s once more ends it "
+            "at once.",
+            self._folder.name,
+            grace_s,
+            sign,
+        )
 
     def _take(self, event: Event) -> None:
         attempt = self._attempt

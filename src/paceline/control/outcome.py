@@ -142,7 +142,7 @@ def as_exception(error: Raised, all_raised: Sequence[Raised] = ()) -> Exception:
         note += "\nOther ranks raised too: " + "; ".join(others)
     try:
         exception.add_note(note)
-    except Exception:  # of a frozen dataclass, say
+    except BaseException:  # of a frozen dataclass, say
         exception = stand_in
         exception.add_note(note)
     return exception

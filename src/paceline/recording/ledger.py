@@ -1,9 +1,10 @@
 """Which saves of which ranks make a checkpoint: a cut through all ranks of an attempt. Pure.
 
 The n-th save of every rank that saves is its part of the n-th checkpoint. It counts when all of them are there, and all
-ranks have reported every step up to it. A rank need not save: it is known not to when it has ended without, or has
-reported two steps more than rank 0 had when it saved for the first time. Until one or the other shows, the checkpoints
-of rank 0 wait for it; but for a rank that neither saves nor reports, and so cannot show it, not for ever.
+ranks have reported every step up to it. A rank need not save: it is known not to when it has ended without, has
+reported two steps more than rank 0 had when it saved for the first time, or has been with rank 0 in collectives after
+that. Until one of these shows, the checkpoints of rank 0 wait for it; but for a rank that neither saves nor reports,
+and so may have no way to show it, not for ever.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,9 @@ from paceline.checkpoints.part import Part
 
 SILENCE_S = 60.0
 """How long after rank 0 has first saved a rank that has neither saved nor reported counts as one that does neither."""
+
+PROOF_S = 1.0
+"""How old a proof by collectives must be: what a rank had sent before them has then been heard."""
 
 MOST_WAITING = 8
 """Checkpoints that may wait for slower ranks. Each may be a copy of the shared state on storage."""
@@ -101,6 +105,14 @@ class Ledger:
         return frozenset(self._mute)
 
     @property
+    def is_proven(self) -> bool:
+        """Whether rank 0 has been in collectives since it first saved: as all others have, who would have saved too."""
+        first, last = self._first_save, self._last_save
+        if first is None or last is None or first.num_collectives is None or last.num_collectives is None:
+            return False
+        return last.num_collectives - first.num_collectives >= 2
+
+    @property
     def is_waiting(self) -> bool:
         """Whether there is a checkpoint that something else than a part, too, could complete."""
         return bool(self._parts)
@@ -156,16 +168,21 @@ class Ledger:
         self._mute.discard(rank)
 
     def take_complete(
-        self, num_reports: Sequence[int], num_settled: Sequence[int] | None = None, saving_s: float = 0.0
+        self,
+        num_reports: Sequence[int],
+        num_settled: Sequence[int] | None = None,
+        saving_s: float = 0.0,
+        proven_s: float = 0.0,
     ) -> list[Cut]:
         """Those that count from now on, oldest first. `num_reports` are the reports of this attempt, by rank;
         `num_settled` those of them before which every save has been told, if that is less; `saving_s` is the time since
-        rank 0 has first saved."""
+        rank 0 has first saved, `proven_s` that since `is_proven`."""
         while self._unknown:
             # one is enough to wait for; to ask all of them each time would make many ranks slow
             rank = next(iter(self._unknown))
             if not self._abstains(rank, num_reports if num_settled is None else num_settled):
-                if saving_s < SILENCE_S or not self._is_unheard_of(rank, num_reports):
+                may_be = self._is_unheard_of(rank, num_reports) or self._has_passed(rank, num_reports)
+                if not (saving_s >= SILENCE_S and may_be) and proven_s < PROOF_S:
                     return []
                 self._mute.add(rank)
             self._unknown.discard(rank)
@@ -196,10 +213,11 @@ class Ledger:
         missing. A part is not missed if its rank had reported all steps up to the checkpoint, and no rank has anything
         of its own in it, nor would this one have had: then the shared state, which is rank 0's, is all there is.
 
-        Of a rank that has not saved yet nothing is known. If it has not reported either, nor has rank 0, it is taken
-        for one that does not save.
+        A rank that has not saved yet is taken for one that does not, if it has reported more than rank 0 had when it
+        first saved; or if neither of them reports.
         """
-        self._unknown -= {rank for rank in self._unknown if self._abstains(rank, num_reports)}
+        passed = {rank for rank in self._unknown - self._former_savers if self._has_passed(rank, num_reports)}
+        self._unknown -= {rank for rank in self._unknown if rank in passed or self._abstains(rank, num_reports)}
 
         def can_do_without(rank: int, parts: dict[int, Part]) -> bool:
             if rank in parts or not (rank in self._savers or rank in self._unknown):
@@ -286,6 +304,14 @@ class Ledger:
         first = self._first_save
         # by more than one report: a rank may well report a step and then save it, where rank 0 does it the other way
         return first is not None and self._first_iteration + num_reports[rank] > first.iteration + 1
+
+    def _has_passed(self, rank: int, num_reports: Sequence[int]) -> bool:
+        """Whether it has reported more than rank 0 had when it first saved. If all ranks report and save in the same
+        order, as nearly all do, it then does not save: enough if nothing better can be known any more."""
+        first = self._first_save
+        if first is None or self._is_leaving or rank in self._former_savers:
+            return False
+        return self._first_iteration + num_reports[rank] > first.iteration
 
     def _is_unheard_of(self, rank: int, num_reports: Sequence[int]) -> bool:
         return not num_reports[rank] and rank not in self._former_savers

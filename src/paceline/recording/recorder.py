@@ -55,8 +55,9 @@ class Recorder:
         self._former_owners: frozenset[int] = frozenset()
         self._mute: frozenset[int] = frozenset()
         self._clock = clock
-        self._waiting_since = self._saving_since = math.inf
-        """Since when the reports of rank 0 wait for ranks that have made none, and since when it has saved."""
+        self._waiting_since = self._saving_since = self._proven_since = math.inf
+        """Since when the reports of rank 0 wait for ranks that have made none; since when it has saved; and since when
+        collectives show that all ranks had come so far."""
         self._has_told_mute = False
         self._begun: dict[int, int] = {}
         self._written: dict[int, int] = {}
@@ -104,7 +105,7 @@ class Recorder:
         )
         self._begun, self._written = {}, {}
         self._heard = self._settled = [0] * world_size
-        self._waiting_since = self._saving_since = math.inf
+        self._waiting_since = self._saving_since = self._proven_since = math.inf
         name = (
             start.checkpoint
             if start.checkpoint is None or isinstance(start.checkpoint, str)
@@ -188,8 +189,9 @@ class Recorder:
         )
 
     def _commit_complete(self) -> None:
-        saving_s = self._clock() - self._saving_since
-        self._commit(self._ledger.take_complete(self._gather.counts, self._settled, saving_s))
+        now = self._clock()
+        saving_s, proven_s = now - self._saving_since, now - self._proven_since
+        self._commit(self._ledger.take_complete(self._gather.counts, self._settled, saving_s, proven_s))
         self.saved.discard(self._ledger.take_lost())
 
     def _take_part(self, part: Part) -> None:
@@ -200,6 +202,8 @@ class Recorder:
         self._ledger.add(part)
         if part.rank == 0:
             self._saving_since = min(self._saving_since, self._clock())
+            if self._ledger.is_proven:
+                self._proven_since = min(self._proven_since, self._clock())
         self._commit_complete()
 
     def is_writing(self) -> bool:
@@ -228,9 +232,10 @@ class Recorder:
         if self._is_settled:
             return
         self._is_settled = True
-        counts = self._gather.counts
+        counts, ledger = self._gather.counts, self._ledger
+        proven_s = math.inf if ledger.is_proven else 0.0  # all that was sent has been heard
         try:
-            self._commit([*self._ledger.take_complete(counts), *self._ledger.take_salvage(counts)])
+            self._commit([*ledger.take_complete(counts, proven_s=proven_s), *ledger.take_salvage(counts)])
         finally:  # a callback may raise
             self.saved.discard(self._ledger.take_rest())
             self._former_savers |= self._ledger.savers

@@ -38,7 +38,8 @@ _END_S = 5.0
 def main(fd: int, driver_pid: int, preload: list[str]) -> None:
     control = socket.socket(fileno=fd)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a worker has set up its answer, it must not die of it
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a batch system sends it to everybody; the workers may save first
+    for number in (signal.SIGTERM, signal.SIGINT):  # who sends them to everybody lets the workers save first
+        signal.signal(number, signal.SIG_IGN)
     try:
         driver = os.pidfd_open(driver_pid)
     except ProcessLookupError:

@@ -25,7 +25,7 @@ def describe_error(error: BaseException) -> Error:
     """What a Raised event needs. An exception that does not survive pickling goes home as text alone. Whatever the
     methods of its class do, this does not raise: nobody would tell the driver that the call has ended."""
     text = text_of(error)
-    error.with_traceback(None)  # not an assignment, which a frozen class refuses
+    BaseException.with_traceback(error, None)  # not an assignment, which a frozen class refuses
     packed = _packed(error)
     return type(error).__qualname__, message_of(error), text, packed
 
@@ -36,7 +36,7 @@ def message_of(error: BaseException) -> str:
         return f"the function ended itself with sys.exit({error.code!r})"
     try:
         return str(error)
-    except Exception as second:
+    except BaseException as second:
         return f"(its message cannot be had: __str__ raises {type(second).__qualname__})"
 
 
@@ -44,7 +44,7 @@ def text_of(error: BaseException) -> str:
     """The traceback, as Python prints it."""
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:
+    except BaseException:
         return "".join(
             [*traceback.format_tb(error.__traceback__), f"{type(error).__qualname__}: {message_of(error)}\n"]
         )

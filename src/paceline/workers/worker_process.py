@@ -53,7 +53,7 @@ def worker_main(sock: socket.socket, report_fd: int, nursery_pid: int) -> None:
         if log_path is not None:
             redirect_output(log_path)
         _answer(wire, payload)
-        wire.is_busy = False
+        wire.num_done += 1
         garbage.collect()
     os._exit(0)
 
@@ -68,7 +68,8 @@ class ProcessWire:
         self.shared: dict[str, Any] = {}
         self.leaving = contextlib.ExitStack()  # never closed: this process ends with its group inside it
         self.stopping = False
-        self.is_busy = False
+        self.num_begun = self.num_done = 0
+        """Calls. The reader counts the one, the main thread the other: the next may come before the last is done."""
         self.questions = Questions()
         self._report_fd = report_fd
         self._reports: deque[bytes] = deque()
@@ -96,7 +97,7 @@ class ProcessWire:
     def preempt(self) -> None:
         """The machine, or whoever owns it, wants this process gone. In a call, that is the driver's business: it lets
         the function save first."""
-        if not self.is_busy:
+        if self.num_begun == self.num_done:
             os._exit(128 + signal.SIGTERM)
         self.send("preempted", "got SIGTERM")
         self.stopping = True  # afterwards, so that the driver knows why the function returns
@@ -112,7 +113,8 @@ def _read_commands(wire: ProcessWire, commands: "queue.SimpleQueue[tuple[bytes, 
         except BaseException:  # the driver is gone, or what it says makes no sense: nothing that we started may stay
             os.killpg(0, signal.SIGKILL)
         if verb == "call":
-            wire.stopping, wire.is_busy = False, True
+            wire.stopping = False
+            wire.num_begun += 1
             commands.put((args[0], args[1]))
         elif verb == "answer":
             wire.questions.answer(*args)
