@@ -31,7 +31,7 @@ from paceline.control.controller import Controller, Limits
 from paceline.control.crew import Crew, Setup
 from paceline.control.iterator import RunIterator
 from paceline.control.outcome import Budget
-from paceline.control.termination import Signals
+from paceline.control.termination import Signals, Terminated
 from paceline.data import Source, resolve_dataset
 from paceline.errors import (
     ArgumentError,
@@ -279,7 +279,11 @@ class Trainer:
 
     def shutdown(self) -> None:
         """End the workers. Idempotent; what the last run left stays readable, and the Trainer can start again."""
-        self._end_former_run()
+        try:
+            self._end_former_run()
+        except (KeyboardInterrupt, Terminated):  # it came since somebody last asked for a step of that run
+            self._crew.break_up()
+            raise
         self._crew.break_up(grace_s=2.0)
 
     def __enter__(self) -> "Trainer":

@@ -1,7 +1,6 @@
 """The controller against scripted workers: every path through a run, without a process and without a clock."""
 
 import os
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -9,15 +8,9 @@ import pytest
 import paceline
 from paceline import BackendConfig, SGDCallback, Trainer
 from paceline.backends.torch import TorchConfig
-from paceline.callbacks.dispatch import CallbackList
-from paceline.control.controller import Controller, Limits
-from paceline.control.crew import POLL_S
-from paceline.control.outcome import Budget
 from paceline.errors import ReportMismatchError, SaveMismatchError, WorkersLostError
-from paceline.recording.recorder import Recorder
-from paceline.runs import RunRequest
 from paceline.testing import KnownModel, ScriptedEngine, asks, dies, preempts, raises, reports, returns, saves, unheard
-from paceline.workers.base import Printed, Raised, Sent
+from paceline.workers.base import Raised, Sent
 
 
 class Log(SGDCallback):
@@ -404,27 +397,3 @@ def test_callback_raises_again_while_the_attempt_is_released():
     assert [info.id for info in found.checkpoints] == [1], "what was saved in time counts"
     assert len(found.metrics) == 3
     assert [name for name in os.listdir(run_dir / "checkpoints") if name.startswith(".")] == []
-
-
-@pytest.mark.parametrize(("written_s", "is_hung"), [(25.0, False), (250.0, True)])
-def test_rank_is_silent_while_it_writes_a_checkpoint(written_s, is_hung):
-    """Slow storage is no hang, unless it is a very slow one."""
-    now = 0.0
-
-    def prints(rank):
-        nonlocal now
-        now += POLL_S
-        return Printed(rank, "")
-
-    saving = partial(Sent, kind="saving", value=1)
-    wait = [prints] * round(written_s / POLL_S)
-    engine = ScriptedEngine([[[saving, *wait, saves(1, 0), *wait[:50], returns("done")]]])
-    trainer = Trainer(backend=BackendConfig(), engine=engine, logdir="scripted")
-    request = RunRequest(train_func=print)
-    folder = trainer.new_folder(request)
-    recorder = Recorder(request, folder, CallbackList(()), str(folder.checkpoints_dir))
-    limits = Limits(Budget(max_retries=0), hang_timeout_s=10.0)
-    controller = Controller(trainer._crew, BackendConfig(), limits, recorder, clock=lambda: now)
-    with pytest.raises(WorkersLostError, match="made no progress") if is_hung else nullcontext():
-        assert list(controller.steps()) == [[]]
-    assert (controller.values == ["done"]) is not is_hung

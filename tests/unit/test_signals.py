@@ -93,7 +93,7 @@ def test_whoever_leaves_the_loop_gets_it_when_the_run_is_closed():
     with pytest.raises(KeyboardInterrupt):
         trainer.shutdown()
     assert ending_of(trainer)[0] == "STOPPED"
-    trainer.shutdown()
+    assert trainer._crew.group is None, "the workers are ended all the same"
 
 
 def test_too_late_for_the_run_it_is_raised_all_the_same():

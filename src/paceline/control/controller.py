@@ -40,10 +40,6 @@ SAVE_GRACE_S = 30.0
 STOP_PATIENCE_S = 10.0
 """How long ranks that could stop wait for one that has not looked at it yet, if the grace period is long enough."""
 
-WRITING_WEIGHT = 0.1
-"""How much the silence of ranks weighs while one of them writes a checkpoint: the others may well wait for it. It is
-more than nothing, since storage can hang too."""
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -188,16 +184,14 @@ class Controller:
     def _listen(self, attempt: Attempt) -> None:
         """One round. What it takes beyond the wait for the first event is our own business: a slow callback, say."""
         patience_s, begin = self._patience(attempt), self._clock()
-        weight = WRITING_WEIGHT if self.recorder.is_writing() else 1.0
         self._round_at = self._listened()
         with self._signals.raising() if self._is_inline else nullcontext():
             attempt.group.poll(patience_s, self._take)
-        spent_s = self._clock() - begin
-        self._busy_s += spent_s - weight * min(spent_s, patience_s)
+        self._busy_s += max(0.0, self._clock() - begin - patience_s)
 
     def _listened(self) -> float:
         """A clock that stands still while we are busy: nobody listens to the workers then, and that is no silence of
-        theirs. And it is slow while a checkpoint is being written."""
+        theirs."""
         return self._clock() - self._busy_s
 
     def _look_for_commit(self, attempt: Attempt, act: Callable[[], None]) -> None:

@@ -59,9 +59,6 @@ class Recorder:
         """Since when the reports of rank 0 wait for ranks that have made none; since when it has saved; and since when
         collectives show that all ranks had come so far."""
         self._has_told_mute = False
-        self._begun: dict[int, int] = {}
-        self._written: dict[int, int] = {}
-        """The last checkpoint of which each rank has begun to write its part, and of which it has ended."""
         self._heard: list[int] = [0]
         self._settled: list[int] = [0]
         """The reports of each rank at the last `tick`, and at the one before: see there."""
@@ -103,7 +100,6 @@ class Recorder:
             self._mute,
             most_waiting=2 if self.saved.is_in_memory else MOST_WAITING,  # the oldest and the newest, at the least
         )
-        self._begun, self._written = {}, {}
         self._heard = self._settled = [0] * world_size
         self._waiting_since = self._saving_since = self._proven_since = math.inf
         name = (
@@ -127,13 +123,11 @@ class Recorder:
             case "report":
                 self.take_report(rank, value)
             case "saving":
-                self._begun[rank] = value
                 self._ledger.begin(rank, value)
             case "part":
                 self._take_part(value)
             case "save_failed":
                 id, reason = value
-                self._written[rank] = id
                 self._ledger.fail(rank, id, reason)
                 self.saved.discard(self._ledger.take_lost())
                 self.folder.record_event("save_failed", id=id, rank=rank, reason=reason)
@@ -195,7 +189,6 @@ class Recorder:
         self.saved.discard(self._ledger.take_lost())
 
     def _take_part(self, part: Part) -> None:
-        self._written[part.rank] = part.id
         if self._ledger.is_too_late(part):
             logger.warning("Rank %d has saved checkpoint %d after it was committed without it.", part.rank, part.id)
             self.folder.record_event("late_part", id=part.id, rank=part.rank)
@@ -205,10 +198,6 @@ class Recorder:
             if self._ledger.is_proven:
                 self._proven_since = min(self._proven_since, self._clock())
         self._commit_complete()
-
-    def is_writing(self) -> bool:
-        """Whether a rank is writing its part of a checkpoint. It may have been faster than what it said before."""
-        return any(id > self._written.get(rank, 0) for rank, id in self._begun.items())
 
     def is_saving(self, gone: Iterable[int] = ()) -> bool:
         """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
