@@ -78,14 +78,16 @@ class ProcessWire:
 
     def report(self, packed: bytes) -> None:
         with self._report_lock:  # also for a small one: it must not come between the parts of a large one
-            self._reports.append(packed)
-            while self._reports and not self._is_writing:  # else a signal handler: whom it has interrupted goes on
-                self._is_writing = True
-                try:
-                    while self._reports:
-                        write_frame(self._report_fd, self._reports.popleft())
-                finally:
-                    self._is_writing = False
+            if self._is_writing:  # we are in a signal handler: whom it has interrupted writes this too
+                self._reports.append(packed)
+                return
+            self._is_writing = True
+            try:
+                write_frame(self._report_fd, packed)
+            finally:
+                self._is_writing = False
+            while self._reports:
+                self.report(self._reports.popleft())
 
     def send(self, kind: str, value: Any) -> None:
         with self._send_lock:
