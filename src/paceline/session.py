@@ -94,22 +94,28 @@ class Session:
             wire,
             partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage")),
         )
-
         self._saver.num_collectives = task.backend.num_collectives
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Number and send. The values are serialized here: what happens to them afterwards does not matter, and one
-        that cannot be sent is an error on the user's own line. Then nothing was reported, and no number is used up."""
+        that cannot be sent is an error on the user's own line. Then nothing was reported, and no number is used up.
+        Threads report one after the other, in the order of the numbers; a signal handler takes one of its own."""
         self._has_checked = False
         with self._numbering:
-            now, number, total_s = time.perf_counter(), self._iteration + 1, self._total_s
+            self._iteration += 1
+            now, number, total_s = time.perf_counter(), self._iteration, self._total_s
             elapsed_s = now - self._last_report
-            if self._request.detailed_metrics:
-                total_s += metrics.get("_time_this_iter_s", elapsed_s)
-                metrics |= _detailed(total_s)
-            packed = pack(metrics, time.time(), elapsed_s, number)
-            self._iteration, self._last_report, self._total_s = number, now, total_s
-        self._wire.report(packed)
+            try:
+                if self._request.detailed_metrics:
+                    total_s += metrics.get("_time_this_iter_s", elapsed_s)
+                    metrics |= _detailed(total_s)
+                packed = pack(metrics, time.time(), elapsed_s, number)
+            except BaseException:
+                if self._iteration == number:
+                    self._iteration -= 1
+                raise
+            self._last_report, self._total_s = now, total_s
+            self._wire.report(packed)
         if self._request.in_step:
             self._wire.ask("turn", number)
             self._last_report = time.perf_counter()

@@ -1,11 +1,13 @@
 """What the session functions do outside a run, and what they add by themselves."""
 
 import socket
+import threading
 
 import pytest
 
 from paceline import session
 from paceline.errors import TrainerStateError
+from paceline.testing.worker import as_worker
 
 
 def test_host_is_looked_up_once(monkeypatch):
@@ -16,6 +18,41 @@ def test_host_is_looked_up_once(monkeypatch):
     metrics = [session._detailed(total_s) for total_s in (1.0, 2.0)]
     assert [(one["_hostname"], one["_node_ip"]) for one in metrics] == [("a-host-of-this-test", "192.0.2.7")] * 2
     assert asked == ["a-host-of-this-test"]
+
+
+def numbers(wire):
+    return [report["_training_iteration"] for report in wire.reports]
+
+
+def test_threads_report_in_the_order_of_the_numbers():
+    """The first report is held up on its way, as by a full pipe: the second must not overtake it."""
+    with as_worker() as wire:
+        keep, second = wire.report, threading.Thread(target=session.report)
+
+        def hold_up(packed):
+            wire.report = keep
+            second.start()
+            second.join(0.3)
+            keep(packed)
+
+        wire.report = hold_up
+        session.report()
+        second.join(60)
+        assert numbers(wire) == [1, 2]
+
+
+def test_signal_handler_that_reports_in_the_middle_of_a_report_takes_a_number_of_its_own():
+    class Interrupted:
+        """Is packed while a signal comes."""
+
+        def __reduce__(self):
+            session.report()
+            return int, ()
+
+    with as_worker() as wire:
+        session.report(x=Interrupted())
+        session.report()
+        assert sorted(numbers(wire)) == [1, 2, 3]
 
 
 def test_data_shard_outside_a_run_says_how_to_have_one():

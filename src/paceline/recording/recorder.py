@@ -26,6 +26,7 @@ from paceline.recording.gather import Gather, Mismatch, Report, Step
 from paceline.recording.ledger import MOST_WAITING, Cut, Ledger, SaveMismatch
 from paceline.recording.saved import Saved
 from paceline.runs import RunFolder, RunRequest
+from paceline.workers.stacks import rank_names
 
 logger = logging.getLogger(__name__)
 
@@ -173,13 +174,12 @@ class Recorder:
         if self._has_told_mute:
             return
         self._has_told_mute = True
-        names = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
         logger.warning(
-            "%s: rank 0 reports, rank %s has not reported for %g s: steps are shown without it. Call report() on every "
+            "%s: rank 0 reports, and for %g s nothing came from %s: steps are shown without. Call report() on every "
             "rank to see the metrics of all.",
             self.folder.name,
-            names,
             MUTE_S,
+            rank_names(ranks),
         )
 
     def _commit_complete(self) -> None:

@@ -44,10 +44,11 @@ def standstill(returned: Sequence[int], lines: Mapping[int, str | None]) -> str 
         places.setdefault(place, []).append(rank)
     if len(places) < 2:
         return None
-    return ", ".join(f"{_names(ranks)} {_is_in(place, len(ranks))}" for place, ranks in places.items())
+    return ", ".join(f"{rank_names(ranks)} {_is_in(place, len(ranks))}" for place, ranks in places.items())
 
 
-def _names(ranks: Sequence[int]) -> str:
+def rank_names(ranks: Sequence[int]) -> str:
+    """For a sentence: "rank 3", or "ranks 1, 2"; the first of many."""
     shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
