@@ -176,7 +176,8 @@ class Session:
         if not self._wire.stopping or not self.is_worker or self.place.world_size == 1:
             return self._wire.stopping
         if self._stop_at is None:
-            if not is_first and time.perf_counter() - self._last_report < _STEP_S:
+            has_reported = self._iteration > self._task.start.iteration
+            if not is_first and has_reported and time.perf_counter() - self._last_report < _STEP_S:
                 return False
             with suppress(TimeoutError):  # the driver is busy: go on, since to leave alone would leave others behind
                 self._stop_at = self._wire.ask("stop", self._num_checks, _AGREE_TIMEOUT_S)

@@ -8,6 +8,7 @@ import pytest
 from paceline import session
 from paceline.errors import TrainerStateError
 from paceline.testing.worker import as_worker
+from paceline.workers.base import Place
 
 
 def test_host_is_looked_up_once(monkeypatch):
@@ -53,6 +54,14 @@ def test_signal_handler_that_reports_in_the_middle_of_a_report_takes_a_number_of
         session.report(x=Interrupted())
         session.report()
         assert sorted(numbers(wire)) == [1, 2, 3]
+
+
+def test_rank_without_a_driver_stops_at_once():
+    with as_worker(Place(world_rank=1, world_size=2)) as wire:
+        assert not session.should_stop()
+        wire.stopping = True
+        assert session.should_stop()
+        assert session.should_stop()
 
 
 def test_data_shard_outside_a_run_says_how_to_have_one():

@@ -51,6 +51,8 @@ class RecordingWire:
             answer = self._saved.find(value, self.place.world_rank, self._ledger) or TimeoutError(
                 "there is no rank 0 here"
             )
+        elif topic == "stop":  # at this very call: the other ranks are not there to differ
+            answer = value
         else:
             raise NotImplementedError(f"there is no driver to ask about {topic}")
         if isinstance(answer, BaseException):
