@@ -4,6 +4,7 @@ import contextlib
 import glob
 import os
 import pickle
+import sys
 import tempfile
 import threading
 import time
@@ -177,7 +178,18 @@ def _world():
         "threads": {thread.name for thread in threading.enumerate()},
         "environment": {item for item in os.environ.items() if not item[0].startswith(("PYTEST_", "TORCHINDUCTOR_"))},
         "files": set(os.listdir(Path(__file__).parent.parent)) | _scratch(),
+        "cluster": _taken(),
     }
+
+
+def _taken():
+    """What somebody holds of the cluster that this process is connected to."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return set()
+    total, free = ray.cluster_resources(), ray.available_resources()
+    taken = {name: total[name] - free.get(name, 0) for name in total if name in ("CPU", "stays")}
+    return {f"{name}: {amount:.2f}" for name, amount in taken.items() if amount >= 0.01}
 
 
 _IS_LISTED = bool(glob.glob("/proc/self/task/*/children"))
