@@ -182,7 +182,8 @@ class Wire(Protocol):
     """Where the other workers of the group can reach this one."""
 
     def report(self, packed: bytes) -> None:
-        """The hot path: hand over a report, packed by `reports.pack`, and return at once."""
+        """The hot path: hand over a report, packed by `reports.pack`, and return at once. One thread at a time; a
+        signal handler may interrupt it and report too."""
 
     def send(self, kind: str, value: Any) -> None:
         """Anything else for the driver, where it arrives after the reports made before it."""

@@ -59,7 +59,8 @@ def worker_main(sock: socket.socket, report_fd: int, nursery_pid: int) -> None:
 
 
 class ProcessWire:
-    """This worker's end of the connection. Thread-safe: the user's threads may report too."""
+    """This worker's end of the connection. Thread-safe but for `report`: the session has one thread do that at a
+    time."""
 
     def __init__(self, sock: socket.socket, report_fd: int, place: Place):
         self.place = place
@@ -74,20 +75,19 @@ class ProcessWire:
         self._report_fd = report_fd
         self._reports: deque[bytes] = deque()
         self._is_writing = False
-        self._report_lock, self._send_lock = threading.RLock(), threading.Lock()
+        self._send_lock = threading.Lock()
 
     def report(self, packed: bytes) -> None:
-        with self._report_lock:  # also for a small one: it must not come between the parts of a large one
-            if self._is_writing:  # we are in a signal handler: whom it has interrupted writes this too
-                self._reports.append(packed)
-                return
-            self._is_writing = True
-            try:
-                write_frame(self._report_fd, packed)
-            finally:
-                self._is_writing = False
-            while self._reports:
-                self.report(self._reports.popleft())
+        if self._is_writing:  # we are in a signal handler: whom it has interrupted writes this too
+            self._reports.append(packed)
+            return
+        self._is_writing = True
+        try:
+            write_frame(self._report_fd, packed)
+        finally:
+            self._is_writing = False
+        while self._reports:
+            self.report(self._reports.popleft())
 
     def send(self, kind: str, value: Any) -> None:
         with self._send_lock:
