@@ -47,7 +47,8 @@ def groups(lasts):
 
 def new_group(engine):
     size = 0 if engine == "inline" else 2
-    group = resolve_engine(engine, max_workers=size).group(Size(size, size), Resources(), Preload())
+    resources = Resources(cpus=0, custom={"stays": 1}) if engine == "ray" else Resources()
+    group = resolve_engine(engine, max_workers=size).group(Size(size, size), resources, Preload())
     group.start()
     return group
 
