@@ -164,6 +164,8 @@ def no_leaks(request):
     deadline = time.monotonic() + 30
     while (left := _leaks(before, _world())) and time.monotonic() < deadline:
         time.sleep(0.05)  # processes and threads that are on their way out
+    if "cluster" in left:
+        left["holders"] = _holders()
     assert not left, f"the test left behind: {left}"
 
 
@@ -189,6 +191,15 @@ def _taken():
         return set()
     taken = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     return {f"{taken:.2f} CPUs"} if taken >= 0.01 else set()
+
+
+def _holders():
+    """Who may hold CPUs of the cluster, for the message of a test that has left some behind."""
+    from ray._private.state import actors
+    from ray.util import placement_group_table
+
+    groups = [one for one in placement_group_table().values() if one["state"] != "REMOVED"]
+    return {"placement groups": groups, "actors": [one for one in actors().values() if one["State"] != "DEAD"]}
 
 
 _IS_LISTED = bool(glob.glob("/proc/self/task/*/children"))

@@ -58,7 +58,7 @@ def test_resources_that_the_cluster_does_not_have_are_an_error_at_once():
 def test_resources_that_others_use_are_waited_for_only_so_long(ray_cluster, before):
     with Trainer(backend=BackendConfig(), num_workers=1, cpus_per_worker=before, engine="ray"):
         engine = RayEngine(start_timeout_s=0.5)
-        with pytest.raises(ResourcesError, match=r"within 0.5 s. The cluster has 8 CPU, 5 stays; free: . stays\."):
+        with pytest.raises(ResourcesError, match=r"within 0.5 s. The cluster has 8 CPU, 8 stays; free: . stays\."):
             Trainer(backend=BackendConfig(), num_workers=1, cpus_per_worker=2, engine=engine, logdir="unused").start()
     assert wait_until(lambda: free_cpus(ray_cluster) == before), "nothing stays reserved"
 
