@@ -10,6 +10,7 @@ Reports, checkpoints, the run folder and callbacks are the recorder's business.
 """
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -87,6 +88,7 @@ class Controller:
         """
         state = "STOPPED"
         error: BaseException | None = None
+        owner_pid = os.getpid()
         try:
             self._signals.watch()
             self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
@@ -97,7 +99,7 @@ class Controller:
             state = "STOPPED" if isinstance(outcome, Stop) else "SUCCEEDED"
         except GeneratorExit as caught:
             error = caught
-            if self._signals.wish is None:
+            if self._signals.wish is None or os.getpid() != owner_pid:
                 raise
         except Terminated as caught:
             error = caught
@@ -110,7 +112,8 @@ class Controller:
             state, error = "FAILED", caught
             raise
         finally:
-            self._close(state, error)
+            if os.getpid() == owner_pid:  # else this is a fork, in which the run does not go on: it is not ours to end
+                self._close(state, error)
         self._leave()  # what came in the meantime came too late for this run
 
     @property

@@ -8,6 +8,7 @@ Python raises KeyboardInterrupt on whatever line it hits: a run would be left as
 ever. Here it is raised in code of the user's, and while workers start; elsewhere the run asks whether it has come.
 """
 
+import os
 import signal
 import threading
 import time
@@ -40,6 +41,7 @@ class Signals:
         self._former: dict[int, Any] = {}
         self._num_interrupts = 0
         self._limit = _PATIENCE
+        self._owner_pid = os.getpid()
 
     def watch(self) -> None:
         """From now on, until `release`; again when somebody else may have put a handler in the place of ours."""
@@ -92,6 +94,10 @@ class Signals:
             self._limit = max(former, self._num_interrupts + 1)
 
     def _handle(self, number: int, frame: object) -> None:
+        if self._owner_pid != os.getpid():  # a fork, which has nothing to do with the run
+            self._put_back(number)
+            signal.raise_signal(number)
+            return
         if number == signal.SIGTERM:
             self._put_back(number)
             self._note(Wish("terminate", self._clock()))
