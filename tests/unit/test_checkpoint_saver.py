@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, snapshot
+from paceline.checkpoints.content.files import CHUNK_BYTES
 from paceline.checkpoints.part import CommittedFound, DraftFound, Part
 from paceline.checkpoints.reading import load_through
+from paceline.checkpoints.saver import Saver, Start
 from paceline.checkpoints.storage.landmark import open_in_worker
 from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import (
@@ -498,3 +500,19 @@ def test_what_was_reported_and_saved_is_safe_before_a_rank_waits_for_the_driver(
     assert loaded(saver)["step"] == 1
     assert said == ["flush", "ask"]
     saver.close()
+
+
+def test_driver_hears_of_a_large_write_while_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.checkpoints.writer._TELL_S", 0.0)
+    told = []
+
+    class Driver:
+        def send(self, kind, value):
+            told.append(kind)
+
+    start = Start(None, 0, 1, str(tmp_path / "c"), "token")
+    saver = Saver(start, CheckpointStrategy(), 0, 1, Driver(), LocalStorage)
+    saver.save({"much": bytes(CHUNK_BYTES)}, None, None, 1)
+    saver.close()
+    assert told.count("writing") >= 2
+    assert [kind for kind in told if kind != "writing"] in (["saving", "part"], ["part", "saving"])

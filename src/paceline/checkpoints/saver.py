@@ -48,7 +48,8 @@ class Saver:
     """One rank of one attempt: its n-th save is its part of the n-th checkpoint. Threads may share it: they wait for
     each other.
 
-    The driver is told "saving" when a part is being written, and "part" or "save_failed" when it was.
+    The driver is told "saving" when a part is being written, "writing" when more of a large one was, and "part" or
+    "save_failed" when it is done.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Saver:
             rank,
             partial(driver.send, "part"),
             on_failure=lambda id, reason: driver.send("save_failed", (id, reason)),
+            on_progress=partial(driver.send, "writing", None),
         )
 
     def save(

@@ -36,8 +36,8 @@ class RunIterator:
             raise StopIteration
         if self._owner_pid != os.getpid():
             raise TrainerStateError(
-                f"This run is driven by another process, {self._owner_pid}; this one, {os.getpid()}, is a fork of it and "
-                "cannot go on with it. Here, trainer.run() begins a run with workers of its own."
+                f"This run is driven by another process, {self._owner_pid}; this one, {os.getpid()}, is a fork of it, "
+                "and cannot go on with it. Here, trainer.run() begins a run with workers of its own."
             )
         try:
             return next(self._steps)
