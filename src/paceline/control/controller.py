@@ -373,6 +373,8 @@ class Controller:
             raise Terminated if wish.kind == "terminate" else KeyboardInterrupt(self._farewell())
 
     def _farewell(self) -> str:
+        if self._folder.state in ("SUCCEEDED", "FAILED"):  # it came while callbacks were told
+            return f"the run had {self._folder.state.lower()} before; its folder is {self._folder.path}"
         return f"the run was stopped; its folder, for Trainer.resume, is {self._folder.path}"
 
     def _release(self, grace_s: float) -> None:
@@ -441,6 +443,9 @@ class Controller:
             try:
                 self._crew.output.end()
                 self.recorder.close(state, reason, error)
+            except KeyboardInterrupt as interrupt:
+                interrupt.args = interrupt.args or (self._farewell(),)
+                raise
             finally:
                 self._signals.release()
 
