@@ -78,7 +78,7 @@ def test_two_threads_at_once_are_refused():
     thread.start()
     try:
         assert begun.wait(60)
-        with pytest.raises(TrainerStateError, match="num_workers=0.*another thread"), inline() as trainer:
+        with pytest.raises(TrainerStateError, match=r"num_workers=0.*another thread"), inline() as trainer:
             trainer.run(lambda: "both at once")
     finally:
         go_on.set()

@@ -113,6 +113,36 @@ def test_too_late_for_the_run_it_is_raised_all_the_same(times):
     assert iterator.get_final_results() == ["a"]
 
 
+class Terminates(BackendConfig):
+    def join(self, call, *, use_gpu):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("not at once")
+
+
+def test_terminated_while_workers_start():
+    """There is nothing to save yet, and to start them may take long."""
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = Trainer(backend=Terminates(), engine=ScriptedEngine([[[returns("a")]]]), logdir="signals")
+    with pytest.raises(SystemExit) as caught:
+        trainer.run(lambda: None)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert ending_of(trainer) == ("STOPPED", "the driver got SIGTERM")
+    assert trainer._crew.group is None
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_terminated_before_workers_start():
+    class TerminatesAtTheStart(SGDCallback):
+        def start_training(self, logdir, config, **info):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = trainer_of([[returns("a")]])
+    with pytest.raises(SystemExit):
+        trainer.run(lambda: None, callbacks=[TerminatesAtTheStart()])
+    assert ending_of(trainer) == ("STOPPED", "the driver got SIGTERM")
+    assert trainer._crew.group is None, "none was started"
+
+
 def test_own_handler_of_the_user_stays():
     got = []
     signal.signal(signal.SIGINT, lambda *args: got.append(args))

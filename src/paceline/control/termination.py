@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM in the driver, from before a run has a folder until it has ended.
 
-    the first of them       is noted: the run asks the function to save and return, for a while
+    the first of them       is noted: the run asks the function to save and return, for a while. While workers start, it
+                            is raised: there is nothing to save
     another Ctrl-C          ends the run at once
     another SIGTERM         does what it would do without us
 
@@ -79,14 +80,16 @@ class Signals:
         return self._num_interrupts > 1
 
     def check(self, nth: int = 2) -> None:
-        """Raises KeyboardInterrupt if Ctrl-C has come so often."""
+        """Raises KeyboardInterrupt if Ctrl-C has come so often; with 1, also Terminated after SIGTERM."""
+        if nth == 1 and self.wish is not None and self.wish.kind == "terminate":
+            raise Terminated
         if self._num_interrupts >= nth:
             raise KeyboardInterrupt
 
     @contextmanager
     def raising(self, nth: int = 2) -> Iterator[None]:
         """Inside, the n-th Ctrl-C of the run, or a later one that is new, is raised where it hits; once, so that what
-        follows from it can be done in peace."""
+        follows from it can be done in peace. With 1, SIGTERM is too."""
         former, self._limit = self._limit, max(nth, self._num_interrupts + 1)
         try:
             yield
@@ -101,6 +104,8 @@ class Signals:
         if number == signal.SIGTERM:
             self._put_back(number)
             self._note(Wish("terminate", self._clock()))
+            if self._limit == 1:
+                raise Terminated
             return
         self._num_interrupts += 1
         if self._num_interrupts >= self._limit:
