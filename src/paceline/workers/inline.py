@@ -85,8 +85,8 @@ class InlineGroup:
         self._wire.deliver = deliver
         if not _calling.acquire(blocking=False):
             raise TrainerStateError(
-                "With num_workers=0 the function runs in this process, and another thread of it is in such a call: both "
-                "would have the same session and process group. Let one wait for the other, or give this Trainer "
+                "With num_workers=0 the function runs in this process, and another thread of it is in such a call: "
+                "both would have the same session and process group. Let one wait for the other, or give this Trainer "
                 "num_workers=1, a process of its own."
             )
         try:
