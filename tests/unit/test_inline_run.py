@@ -88,6 +88,33 @@ def test_two_threads_at_once_are_refused():
         assert trainer.run(lambda: "afterwards") == ["afterwards"]
 
 
+def raised_by(fn, *args):
+    group = InlineEngine().group(Size(0, 0), Resources(), Preload())
+    events = []
+    group.start()
+    group.submit({0: Call(paceline.session.call_in_worker, (fn, args, {}))})
+    group.poll(0.0, events.append)
+    group.close()
+    return events[0].traceback
+
+
+def test_traceback_begins_with_the_users_own_line():
+    def train():
+        raise ValueError("mine")
+
+    def report_badly():
+        paceline.report({"loss": 1})
+
+    text = raised_by(train)
+    assert text.startswith("Traceback (most recent call last)")
+    assert next(line for line in text.splitlines() if 'File "' in line).endswith("in train")
+    assert "session.py" not in text
+    text = raised_by(report_badly)
+    files = [line.split('"')[1] for line in text.splitlines() if 'File "' in line]
+    assert [os.path.basename(file) for file in files] == ["test_inline_run.py", "session.py"], "what they called stays"
+    assert "session.py" in raised_by(paceline.report, 1), "all of it is ours"
+
+
 def test_group_that_two_share_is_left_with_the_last_of_them():
     left = []
     first, second = (InlineEngine().group(Size(0, 0), Resources(), Preload()) for _ in range(2))
