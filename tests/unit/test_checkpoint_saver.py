@@ -144,6 +144,21 @@ def test_draft_is_loaded_as_long_as_a_rank_is_missing(driver, folder):
     assert (committed.directory / "notes.txt").read_text() == "kept"
 
 
+def test_what_all_ranks_gave_is_that_of_the_whole_checkpoint(driver, monkeypatch):
+    driver = driver(3)
+    savers = [driver.saver(rank) for rank in range(3)]
+    savers[0].save({"step": 1}, None, {"per_rank": {"rank": 0}}, 1)
+    draft = loaded(savers[0])
+    monkeypatch.setattr("paceline.checkpoints.saver.LOAD_TIMEOUT_S", 0.0)
+    with pytest.raises(CheckpointNotFoundError, match=r"checkpoint_000001 is not complete.*on all ranks"):
+        draft.all_ranks  # noqa: B018
+    savers[1].save({}, None, None, 1)
+    savers[2].save({}, None, {"per_rank": {"rank": 2}}, 1)
+    for saver in savers:
+        saver.close()
+    assert draft.all_ranks == [{"rank": 0}, None, {"rank": 2}]
+
+
 def test_draft_is_committed_while_it_is_being_loaded(driver):
     driver = driver(2)
     second = driver.saver(1)
