@@ -1,6 +1,7 @@
 """A rank's background writer: what blocks, what fails when, what is left on disk. Faults are values handed in."""
 
 import errno
+import itertools
 import os
 import pickle
 import threading
@@ -394,3 +395,16 @@ def test_write_that_does_not_take_long_is_not_told_on_the_way(tmp_path):
     writer.save(1, Content({"much": bytes(3 * CHUNK_BYTES)}))
     writer.close()
     assert [type(one) for one in told] == [Part]
+
+
+def test_files_of_a_directory_that_are_linked_are_told_one_by_one(tmp_path):
+    folder, told = tmp_path / "mine", []
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).touch()  # nothing to read: what is told is that they are synced
+    storage, ticks = LocalStorage(tmp_path / "c"), itertools.count()
+    store = CheckpointStore(storage.root, storage)
+    writer = PartWriter(store, 0, lambda part: None, on_progress=lambda: told.append(1), clock=lambda: next(ticks))
+    writer.save(1, Content({}, directory=folder))
+    writer.close()
+    assert len(told) == 3 + 2, "and the state: its checksum, and the state itself"
