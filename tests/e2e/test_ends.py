@@ -181,3 +181,88 @@ time.sleep(1000)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         driver.stdout.close()
+
+
+FORKS = """
+import gc, os, signal, sys, time
+import paceline
+from paceline import BackendConfig, SGDCallback, Trainer
+
+go = sys.argv[1]
+
+def train():
+    paceline.report(step=1)
+    while not os.path.exists(go):
+        time.sleep(0.01)
+    paceline.report(step=2)
+    return "done"
+
+def fork(name, way):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        way()
+        sys.exit(7)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+class ForksInACallback(SGDCallback):
+    def handle_result(self, results, **info):
+        if results[0]["step"] == 1:
+            fork("callback", lambda: None)
+
+    def finish_training(self, error=False, **info):
+        print("finished", info["status"], flush=True)
+
+def fail():
+    raise ValueError("child")
+
+def close():
+    steps.close()
+
+def collect():
+    global steps
+    trainer._iterator = steps = None
+    gc.collect()
+
+def go_on():
+    try:
+        next(steps)
+    except paceline.errors.TrainerStateError as error:
+        assert "another process" in str(error)
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+def train_itself():
+    assert trainer.run(lambda: "own") == ["own"] * 2
+
+with Trainer(backend=BackendConfig(), num_workers=2) as trainer:
+    steps = trainer.run_iterator(train, callbacks=[ForksInACallback()])
+    next(steps)
+    for way in (fail, close, collect, go_on, terminate, train_itself):
+        fork(way.__name__, way)
+    open(go, "w").close()
+    print("rest", [one["step"] for one in next(steps)])
+    print(steps.get_final_results(force=True))
+print(paceline.load_run(trainer.latest_run_dir).status.state)
+"""
+
+
+def test_fork_of_the_driver_leaves_the_run_alone(tmp_path):
+    """However it ends: by sys.exit through the `with` blocks, by an exception, by a signal, when it forgets the run."""
+    program = [sys.executable, "-c", FORKS, str(tmp_path / "go")]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.splitlines() == [
+        "callback 7",
+        "fail 1",
+        "close 7",
+        "collect 7",
+        "go_on 7",
+        f"terminate {-signal.SIGTERM}",
+        "train_itself 7",
+        "rest [2, 2]",
+        "finished SUCCEEDED",
+        "['done', 'done']",
+        "SUCCEEDED",
+    ], ended.stderr

@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from paceline import BackendConfig, Trainer
 from paceline.errors import WorkerStartError
 from paceline.workers import nursery
 from paceline.workers.base import Call, Died, Preload, Printed, Raised, Resources, Returned, Sent, Size
@@ -293,3 +294,13 @@ def test_output_is_read_in_pieces_to_the_end(make_group, tmp_path):
     texts = [event.text for event in call(group, talk, logs={0: log}) if isinstance(event, Printed)]
     assert "".join(texts) == log.read_text()
     assert len(texts) > 1, "no piece is larger than a chunk"
+
+
+def test_workers_start_though_the_current_directory_was_removed(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "relative.py", raising=False)
+    gone.rmdir()
+    with Trainer(BackendConfig(), num_workers=2, engine="local", logdir=tmp_path / "runs") as trainer:
+        assert trainer.run(lambda: "ran") == ["ran", "ran"]

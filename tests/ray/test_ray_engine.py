@@ -9,8 +9,8 @@ import torch
 
 import paceline
 from paceline import BackendConfig, RayEngine, Trainer
-from paceline.errors import ResourcesError
-from paceline.workers.base import Resources
+from paceline.errors import ResourcesError, WorkerStartError
+from paceline.workers.base import Preload, Resources, Size
 from paceline.workers.ray_roster import places
 from paceline.workers.ray_slots import bundle_of
 
@@ -111,6 +111,23 @@ def test_survivor_that_leaves_frees_those_who_wait_for_it():
         after = trainer.run(depend_on_a_survivor)
     assert after[:2] == before[:2]
     assert after[2] not in before
+
+
+def test_worker_that_does_not_take_its_place_is_waited_for_only_so_long(monkeypatch):
+    """As at a restart, on a node of which Ray does not know yet that it is lost."""
+    group = RayEngine().group(Size(1, 1), Resources(), Preload())
+    group.start()
+    pid = group.infos[0].pid
+    monkeypatch.setattr("paceline.workers.ray_roster._HIRE_S", 0.5)
+    group._roster._start_timeout_s = 0.5
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerStartError, match=rf"1 of 1 workers did not take their place .* process {pid} on"):
+            group.start()
+        assert not group.infos
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        group.close()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.checkpoints import Checkpoint, CheckpointStore, CheckpointStrategy, load, snapshot
+from paceline.checkpoints.content.files import CHUNK_BYTES
 from paceline.checkpoints.part import CommittedFound, DraftFound, Part
 from paceline.checkpoints.reading import load_through
+from paceline.checkpoints.saver import Saver, Start
 from paceline.checkpoints.storage.landmark import open_in_worker
 from paceline.checkpoints.storage.local import LocalStorage
 from paceline.errors import (
@@ -140,6 +142,21 @@ def test_draft_is_loaded_as_long_as_a_rank_is_missing(driver, folder):
     savers[0].abandon()  # the function has ended; its process has not, and may end without any exit handler
     assert [name for name in os.listdir(driver.saved.root) if name.startswith(".paceline-staging")] == []
     assert (committed.directory / "notes.txt").read_text() == "kept"
+
+
+def test_what_all_ranks_gave_is_that_of_the_whole_checkpoint(driver, monkeypatch):
+    driver = driver(3)
+    savers = [driver.saver(rank) for rank in range(3)]
+    savers[0].save({"step": 1}, None, {"per_rank": {"rank": 0}}, 1)
+    draft = loaded(savers[0])
+    monkeypatch.setattr("paceline.checkpoints.saver.LOAD_TIMEOUT_S", 0.0)
+    with pytest.raises(CheckpointNotFoundError, match=r"checkpoint_000001 is not complete.*on all ranks"):
+        draft.all_ranks  # noqa: B018
+    savers[1].save({}, None, None, 1)
+    savers[2].save({}, None, {"per_rank": {"rank": 2}}, 1)
+    for saver in savers:
+        saver.close()
+    assert draft.all_ranks == [{"rank": 0}, None, {"rank": 2}]
 
 
 def test_draft_is_committed_while_it_is_being_loaded(driver):
@@ -498,3 +515,19 @@ def test_what_was_reported_and_saved_is_safe_before_a_rank_waits_for_the_driver(
     assert loaded(saver)["step"] == 1
     assert said == ["flush", "ask"]
     saver.close()
+
+
+def test_driver_hears_of_a_large_write_while_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.checkpoints.writer._TELL_S", 0.0)
+    told = []
+
+    class Driver:
+        def send(self, kind, value):
+            told.append(kind)
+
+    start = Start(None, 0, 1, str(tmp_path / "c"), "token")
+    saver = Saver(start, CheckpointStrategy(), 0, 1, Driver(), LocalStorage)
+    saver.save({"much": bytes(CHUNK_BYTES)}, None, None, 1)
+    saver.close()
+    assert told.count("writing") >= 2
+    assert [kind for kind in told if kind != "writing"] in (["saving", "part"], ["part", "saving"])

@@ -1,6 +1,7 @@
 """A rank's background writer: what blocks, what fails when, what is left on disk. Faults are values handed in."""
 
 import errno
+import itertools
 import os
 import pickle
 import threading
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from paceline.checkpoints import CheckpointStore, load, snapshot
+from paceline.checkpoints.content.files import CHUNK_BYTES
+from paceline.checkpoints.part import Part
 from paceline.checkpoints.storage.local import LocalStorage
 from paceline.checkpoints.writer import Content, PartWriter
 from paceline.errors import ArgumentError, CheckpointError, CheckpointValueError, CheckpointWriteError
@@ -50,6 +53,32 @@ class GatedStorage(LocalStorage):
         self.started.set()
         assert self.gate.wait(60)
         super().put(draft, files)
+
+
+class StuckDisk(LocalStorage):
+    """Takes one chunk, then none until the test opens the gate."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.stuck, self.gate = threading.Event(), threading.Event()
+
+    def put(self, draft, files):
+        super().put(draft, [Interrupted(file, self._wait) for file in files])
+
+    def _wait(self):
+        self.stuck.set()
+        assert self.gate.wait(60)
+
+
+class Interrupted:
+    def __init__(self, file, wait):
+        self.name, self._file, self._wait = file.name, file, wait
+
+    def chunks(self):
+        for number, chunk in enumerate(self._file.chunks()):
+            if number == 1:
+                self._wait()
+            yield chunk
 
 
 class FullForCopies(LocalStorage):
@@ -336,3 +365,46 @@ def test_directory_that_is_none_is_told_before_the_one_before_is_written(tmp_pat
     assert record.ids == []
     storage.gate.set()
     record.writer.close()
+
+
+def test_large_write_is_told_while_its_bytes_move_and_not_while_they_do_not(tmp_path):
+    now, told = [0.0], []
+
+    def clock():
+        now[0] += 1.0
+        return now[0]
+
+    storage = StuckDisk(tmp_path / "c")
+    store = CheckpointStore(storage.root, storage)
+    writer = PartWriter(store, 0, lambda part: None, on_progress=lambda: told.append(now[0]), clock=clock)
+    writer.save(1, Content({"much": bytes(5 * CHUNK_BYTES)}))
+    assert storage.stuck.wait(60)
+    num_told = len(told)
+    assert num_told >= 5, "the checksum"
+    storage.gate.set()
+    writer.close()
+    assert len(told) >= num_told + 4
+
+
+def test_write_that_does_not_take_long_is_not_told_on_the_way(tmp_path):
+    storage = LocalStorage(tmp_path / "c")
+    told = []
+    writer = PartWriter(
+        CheckpointStore(storage.root, storage), 0, told.append, on_progress=lambda: told.append(1), clock=lambda: 0.0
+    )
+    writer.save(1, Content({"much": bytes(3 * CHUNK_BYTES)}))
+    writer.close()
+    assert [type(one) for one in told] == [Part]
+
+
+def test_files_of_a_directory_that_are_linked_are_told_one_by_one(tmp_path):
+    folder, told = tmp_path / "mine", []
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).touch()  # nothing to read: what is told is that they are synced
+    storage, ticks = LocalStorage(tmp_path / "c"), itertools.count()
+    store = CheckpointStore(storage.root, storage)
+    writer = PartWriter(store, 0, lambda part: None, on_progress=lambda: told.append(1), clock=lambda: next(ticks))
+    writer.save(1, Content({}, directory=folder))
+    writer.close()
+    assert len(told) == 3 + 2, "and the state: its checksum, and the state itself"

@@ -1,5 +1,6 @@
 """The controller with a clock of the test's own: what takes how long, without waiting for it."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 import paceline
 from paceline import BackendConfig, SGDCallback, Trainer
 from paceline.control.controller import SAVE_GRACE_S, Controller
+from paceline.errors import WorkersLostError
 from paceline.testing import ScriptedEngine, reports, returns
-from paceline.workers.base import Sent
+from paceline.workers.base import Printed, Sent
 
 
 class Clock:
@@ -52,6 +54,25 @@ def test_time_that_a_callback_takes_is_no_silence_of_the_workers(trainer_with):
     script = [*reports(3), returns("a")]
     trainer = trainer_with(clock, script, script, hang_timeout_s=2, max_retries=0)
     assert trainer.run(lambda: None, callbacks=[Slow()]) == ["a", "a"]
+
+
+@pytest.mark.parametrize(("pauses", "hangs"), [([3, 3, 3], 0), ([3, 5, 3], 1)], ids=["goes on", "stands still"])
+def test_slow_write_is_a_hang_only_when_it_stands_still(trainer_with, pauses, hangs):
+    clock = Clock()
+
+    def quiet(rank):
+        clock.now += 0.1
+        return Printed(rank, "")
+
+    def writing(rank):
+        return Sent(rank, "writing", None)
+
+    script = [saving, *(line for pause in pauses for line in (*[quiet] * pause, writing)), returns("a")]
+    trainer = trainer_with(clock, script, hang_timeout_s=0.35, max_retries=0)
+    with pytest.raises(WorkersLostError, match="no progress") if hangs else nullcontext():
+        trainer.run(lambda: None)
+    events = [event["kind"] for event in paceline.load_run(trainer.latest_run_dir).events]
+    assert events.count("hang") == hangs
 
 
 def test_ranks_that_see_a_stop_at_different_steps_have_time_to_return(trainer_with):

@@ -1,13 +1,16 @@
 """The session in this very process: what a report uses up, one run within another, and errors that a loop catches."""
 
+import os
 import threading
 
 import pytest
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, SGDCallback, Trainer, record_run
-from paceline.errors import ArgumentError
+from paceline.errors import ArgumentError, TrainerStateError
 from paceline.testing import ScriptedEngine, as_worker, returns
+from paceline.workers.base import Call, Preload, Resources, Size
+from paceline.workers.inline import InlineEngine
 
 
 def inline():
@@ -57,6 +60,72 @@ def test_run_within_a_run_does_not_end_it():
         run = paceline.load_run(path)
         assert (list(run.metrics.i), [info.id for info in run.checkpoints]) == ([0, 1], [1, 2])
     assert paceline.session.current() is None
+
+
+def test_two_threads_at_once_are_refused():
+    begun, go_on, values = threading.Event(), threading.Event(), []
+
+    def wait():
+        begun.set()
+        assert go_on.wait(60)
+        return paceline.session.current() is not None
+
+    def run_first():
+        with inline() as trainer:
+            values.extend(trainer.run(wait))
+
+    thread = threading.Thread(target=run_first)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        with pytest.raises(TrainerStateError, match=r"num_workers=0.*another thread"), inline() as trainer:
+            trainer.run(lambda: "both at once")
+    finally:
+        go_on.set()
+        thread.join()
+    assert values == [True], "the first goes on undisturbed"
+    with inline() as trainer:
+        assert trainer.run(lambda: "afterwards") == ["afterwards"]
+
+
+def raised_by(fn, *args):
+    group = InlineEngine().group(Size(0, 0), Resources(), Preload())
+    events = []
+    group.start()
+    group.submit({0: Call(paceline.session.call_in_worker, (fn, args, {}))})
+    group.poll(0.0, events.append)
+    group.close()
+    return events[0].traceback
+
+
+def test_traceback_begins_with_the_users_own_line():
+    def train():
+        raise ValueError("mine")
+
+    def report_badly():
+        paceline.report({"loss": 1})
+
+    text = raised_by(train)
+    assert text.startswith("Traceback (most recent call last)")
+    assert next(line for line in text.splitlines() if 'File "' in line).endswith("in train")
+    assert "session.py" not in text
+    text = raised_by(report_badly)
+    files = [line.split('"')[1] for line in text.splitlines() if 'File "' in line]
+    assert [os.path.basename(file) for file in files] == ["test_inline_run.py", "session.py"], "what they called stays"
+    assert "session.py" in raised_by(paceline.report, 1), "all of it is ours"
+
+
+def test_group_that_two_share_is_left_with_the_last_of_them():
+    left = []
+    first, second = (InlineEngine().group(Size(0, 0), Resources(), Preload()) for _ in range(2))
+    first.start()
+    first.submit({0: Call(lambda wire: wire.leaving.callback(left.append, "left"))})
+    first.poll(0.0, lambda event: None)
+    second.start()
+    first.close()
+    assert (left, "RANK" in os.environ) == ([], True)
+    second.close()
+    assert (left, "RANK" in os.environ) == (["left"], False)
 
 
 class RaisesAtResults(SGDCallback):

@@ -217,6 +217,23 @@ def test_recorded_script_is_no_worker_and_is_not_recorded_twice(monkeypatch):
     assert "_hostname" in paceline.load_run(run_dir).metrics
 
 
+def test_fork_of_a_recorded_script_leaves_the_run_alone():
+    child = -1
+    try:
+        with record_run(logdir="recorded") as run_dir:
+            child = os.fork()
+            if child == 0:
+                raise SystemExit
+            os.waitpid(child, 0)
+            assert paceline.load_run(run_dir).status.state == "RUNNING"
+            paceline.report(x=1)
+    finally:
+        if child == 0:
+            os._exit(0)
+    run = paceline.load_run(run_dir)
+    assert (run.status.state, len(run.metrics)) == ("SUCCEEDED", 1)
+
+
 def test_rank_0_of_several_gets_its_own_back(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -96,15 +96,51 @@ def test_whoever_leaves_the_loop_gets_it_when_the_run_is_closed():
     assert trainer._crew.group is None, "the workers are ended all the same"
 
 
-def test_too_late_for_the_run_it_is_raised_all_the_same():
+@pytest.mark.parametrize("times", [1, 2])
+def test_too_late_for_the_run_it_is_raised_all_the_same(times):
+    """All ranks have returned: there is nothing to stop, and nothing to go on with."""
+
     class PressAtTheEnd(SGDCallback):
         def finish_training(self, error=False, **info):
-            press()
+            for _ in range(times):
+                press()
 
     trainer = trainer_of([[*reports(1), returns("a")]])
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run(lambda: None, callbacks=[PressAtTheEnd()])
+    iterator = trainer.run_iterator(lambda: None, callbacks=[PressAtTheEnd()])
+    with pytest.raises(KeyboardInterrupt, match=r"the run had succeeded before; its folder is .*run_\d"):
+        iterator.get_final_results(force=True)
     assert ending_of(trainer) == ("SUCCEEDED", None)
+    assert iterator.get_final_results() == ["a"]
+
+
+class Terminates(BackendConfig):
+    def join(self, call, *, use_gpu):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("not at once")
+
+
+def test_terminated_while_workers_start():
+    """There is nothing to save yet, and to start them may take long."""
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = Trainer(backend=Terminates(), engine=ScriptedEngine([[[returns("a")]]]), logdir="signals")
+    with pytest.raises(SystemExit) as caught:
+        trainer.run(lambda: None)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert ending_of(trainer) == ("STOPPED", "the driver got SIGTERM")
+    assert trainer._crew.group is None
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_terminated_before_workers_start():
+    class TerminatesAtTheStart(SGDCallback):
+        def start_training(self, logdir, config, **info):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = trainer_of([[returns("a")]])
+    with pytest.raises(SystemExit):
+        trainer.run(lambda: None, callbacks=[TerminatesAtTheStart()])
+    assert ending_of(trainer) == ("STOPPED", "the driver got SIGTERM")
+    assert trainer._crew.group is None, "none was started"
 
 
 def test_own_handler_of_the_user_stays():

@@ -40,7 +40,8 @@ class Checkpoint(dict[str, Any]):
 
     @property
     def all_ranks(self) -> list[dict[str, Any] | None]:
-        """What every rank gave as `per_rank`, by the rank it had then. Read from the checkpoint when asked for."""
+        """What every rank gave as `per_rank`, by the rank it had then. Read from the checkpoint when asked for:
+        one that was saved just now is waited for, until all ranks have saved it."""
         return [None if part is None else part.get(PER_RANK) for part in self.parts()]
 
     def parts(self) -> list[dict[str, Any] | None]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo
+from paceline.checkpoints.checkpoint import Checkpoint, CheckpointInfo, Parts
 from paceline.checkpoints.content.files import DiskFile, FileRecord
 from paceline.checkpoints.content.snapshot import ARRAYS_FILE, FILES_DIR, STATE_FILE, rank_dir, read_state, verify
 from paceline.checkpoints.manifest import MANIFEST_FILE, Manifest, damaged, unreadable
@@ -50,10 +50,21 @@ def load_through(
         )
 
 
-def load_draft(storage: Storage, found: DraftFound, rank: int, keep: _Keep) -> Checkpoint:
+def load_draft(
+    storage: Storage, found: DraftFound, rank: int, keep: _Keep, when_whole: Callable[[], Parts]
+) -> Checkpoint:
     """What this run has just saved and the driver has not committed yet. FileNotFoundError once it has, or when it was
-    given up."""
-    return _read(storage, found.draft, found.files, found.world_size, rank, keep)
+    given up. What ranks have of their own that had not saved it yet is read from `when_whole()`."""
+    checkpoint = _read(storage, found.draft, found.files, found.world_size, None, keep)
+    drafted = _StoredParts(storage, found.draft, found.files, found.world_size, storage.path_of(found.draft.name))
+    checkpoint.attach(_DraftParts(drafted, rank, when_whole), rank)
+    return checkpoint
+
+
+def open_parts(opener: Callable[[str | Path], Storage], path: str | Path) -> Parts:
+    """What the ranks have of their own in a checkpoint. Raises as `load` does."""
+    storage, name, manifest = _open(path, opener)
+    return _StoredParts(storage, manifest.place(name), manifest.files, manifest.world_size, storage.path_of(name))
 
 
 def _read(
@@ -100,6 +111,23 @@ class _StoredParts:
             name = _name_of(self.source)
             with _explain_missing_files(self.storage, name):
                 return _fetch(self.storage, name, records, path)  # a draft that has been committed since
+
+
+@dataclass(frozen=True)
+class _DraftParts:
+    """See `Parts`. Of the rank that loads it, what is in the draft is all there is."""
+
+    drafted: _StoredParts
+    rank: int
+    when_whole: Callable[[], Parts]
+
+    @property
+    def world_size(self) -> int:
+        return self.drafted.world_size
+
+    def read(self, rank: int) -> dict[str, Any] | None:
+        part = self.drafted.read(rank)
+        return part if part is not None or rank == self.rank else self.when_whole().read(rank)
 
 
 def _name_of(source: str | Draft) -> str:

@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.checkpoints.checkpoint import Checkpoint
+from paceline.checkpoints.checkpoint import Checkpoint, Parts
 from paceline.checkpoints.part import DraftFound, Found
-from paceline.checkpoints.reading import load_draft, load_through
+from paceline.checkpoints.reading import load_draft, load_through, open_parts
 from paceline.checkpoints.storage.base import Storage
 from paceline.checkpoints.store import CheckpointStore
 from paceline.checkpoints.strategy import CheckpointStrategy
@@ -20,6 +20,8 @@ from paceline.errors import CheckpointError, CheckpointNotFoundError
 
 LOAD_TIMEOUT_S = 120.0
 _RETRY_S = 0.01
+_LOOK_S = 0.1
+"""How often to ask whether a checkpoint is whole."""
 
 
 class Driver(Protocol):
@@ -48,7 +50,8 @@ class Saver:
     """One rank of one attempt: its n-th save is its part of the n-th checkpoint. Threads may share it: they wait for
     each other.
 
-    The driver is told "saving" when a part is being written, and "part" or "save_failed" when it was.
+    The driver is told "saving" when a part is being written, "writing" when more of a large one was, and "part" or
+    "save_failed" when it is done.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Saver:
         self._store = CheckpointStore(start.root, opener(start.root), start.token)
         self._fetched = contextlib.ExitStack()
         """Copies of directories that were loaded. Not for `atexit`: a worker has many runs, and leaves without it."""
+        self._open_parts = partial(open_parts, opener)
         self._load = partial(load_through, opener, rank=rank, world_size=world_size, keep=self._fetched.callback)
         self.num_collectives: Callable[[], int | None] = lambda: None
         """See Part."""
@@ -75,6 +79,7 @@ class Saver:
             rank,
             partial(driver.send, "part"),
             on_failure=lambda id, reason: driver.send("save_failed", (id, reason)),
+            on_progress=partial(driver.send, "writing", None),
         )
 
     def save(
@@ -127,12 +132,25 @@ class Saver:
             found = self._find(id, deadline - time.monotonic())
             try:
                 if isinstance(found, DraftFound):
-                    return load_draft(self._store.storage, found, self._rank, self._fetched.callback)
+                    when_whole = cache(partial(self._await_whole, id, self._store.storage.path_of(found.draft.name)))
+                    return load_draft(self._store.storage, found, self._rank, self._fetched.callback, when_whole)
                 return self._load(found.path)
             except (FileNotFoundError, CheckpointNotFoundError):  # committed, or replaced by a newer one, just now
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_RETRY_S)
+
+    def _await_whole(self, id: int, path: str) -> Parts:
+        """Blocks until the driver has committed the draft that was found for `id`."""
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
+        while isinstance(self._find(id, LOAD_TIMEOUT_S), DraftFound):
+            if time.monotonic() >= deadline:
+                raise CheckpointNotFoundError(
+                    f"{path} is not complete after {LOAD_TIMEOUT_S:g} s, so what every rank gave is not known. Call "
+                    "save_checkpoint() equally often on all ranks before you ask for all_ranks."
+                )
+            time.sleep(_LOOK_S)
+        return self._open_parts(path)
 
     def _initial(self) -> Checkpoint | None:
         given = self._start.checkpoint

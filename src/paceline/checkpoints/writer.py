@@ -10,13 +10,16 @@ from typing import Any
 
 from paceline.checkpoints.content import directory as user_directory
 from paceline.checkpoints.content.directory import StagedDirectory
-from paceline.checkpoints.content.files import SourceFile, record_of
+from paceline.checkpoints.content.files import DiskFile, MemoryFile, record_of
 from paceline.checkpoints.content.snapshot import Buffers, encode, rank_dir
 from paceline.checkpoints.part import Part
 from paceline.checkpoints.store import CheckpointStore
 from paceline.errors import CheckpointError, CheckpointWriteError
 
 logger = logging.getLogger(__name__)
+
+_TELL_S = 0.25
+"""How often a write is told that takes longer."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Content:
 @dataclass(frozen=True)
 class _Job:
     part: Part
-    files: list[SourceFile]
+    files: list[MemoryFile | DiskFile]
     staged: StagedDirectory | None
 
 
@@ -39,6 +42,7 @@ class PartWriter:
     """Writes the parts of one rank, one at a time, in the background. Not for use by several threads.
 
     In the background thread, `on_part` is called once a part is durable, and `on_failure` when it could not be written.
+    While it takes long, `on_progress` is called now and then: when bytes have moved, and not while the disk is stuck.
     An OSError is tried again, `num_attempts` times in all, with `sleep` in between; then the next call of `save`
     returns it as CheckpointWriteError, or `flush` or `close` raises it, and the writer can go on.
     """
@@ -50,12 +54,15 @@ class PartWriter:
         on_part: Callable[[Part], None],
         *,
         on_failure: Callable[[int, str], None] = lambda id, reason: None,
+        on_progress: Callable[[], None] = lambda: None,
         num_attempts: int = 3,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._store, self._rank = store, rank
-        self._on_part, self._on_failure = on_part, on_failure
-        self._num_attempts, self._sleep = num_attempts, sleep
+        self._on_part, self._on_failure, self._on_progress = on_part, on_failure, on_progress
+        self._num_attempts, self._sleep, self._clock = num_attempts, sleep, clock
+        self._next_told = 0.0
         self._shared_buffers, self._own_buffers = Buffers(), Buffers()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -83,14 +90,15 @@ class PartWriter:
             user_directory.check(content.directory)
         earlier = self._wait()
         part = Part(id, self._rank, iteration, time.time(), score=score, num_collectives=num_collectives)
-        files: list[SourceFile] = []
+        files: list[MemoryFile | DiskFile] = []
         if shared is not None:
             files += shared.snapshot(self._shared_buffers).files()
         if own is not None:
             files += own.snapshot(self._own_buffers).files(rank_dir(self._rank))
         if files:
             staged = None if content.directory is None else self._stage(id, content.directory)
-            job = _Job(part, [*files, *(staged.files if staged else ())], staged)
+            files += staged.files if staged else ()
+            job = _Job(part, [replace(file, moved=self._tell_progress) for file in files], staged)
             self._thread = threading.Thread(target=self._work, args=(job,), name="paceline-checkpoint", daemon=True)
             self._thread.start()
         else:
@@ -122,7 +130,13 @@ class PartWriter:
         except OSError as error:
             raise self._write_error(id, error, num_attempts=1) from error
 
+    def _tell_progress(self) -> None:
+        if self._clock() >= self._next_told:
+            self._next_told = self._clock() + _TELL_S
+            self._on_progress()
+
     def _work(self, job: _Job) -> None:
+        self._next_told = self._clock() + _TELL_S
         try:
             records = tuple(record_of(file) for file in job.files)
             self._put(job)

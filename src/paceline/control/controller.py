@@ -10,6 +10,7 @@ Reports, checkpoints, the run folder and callbacks are the recorder's business.
 """
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -87,6 +88,7 @@ class Controller:
         """
         state = "STOPPED"
         error: BaseException | None = None
+        owner_pid = os.getpid()
         try:
             self._signals.watch()
             self.recorder.open(max(1, self._crew.size.max), self._crew.world_size)
@@ -97,7 +99,7 @@ class Controller:
             state = "STOPPED" if isinstance(outcome, Stop) else "SUCCEEDED"
         except GeneratorExit as caught:
             error = caught
-            if self._signals.wish is None:
+            if self._signals.wish is None or os.getpid() != owner_pid:
                 raise
         except Terminated as caught:
             error = caught
@@ -110,7 +112,8 @@ class Controller:
             state, error = "FAILED", caught
             raise
         finally:
-            self._close(state, error)
+            if os.getpid() == owner_pid:  # else this is a fork, in which the run does not go on: it is not ours to end
+                self._close(state, error)
         self._leave()  # what came in the meantime came too late for this run
 
     @property
@@ -370,6 +373,8 @@ class Controller:
             raise Terminated if wish.kind == "terminate" else KeyboardInterrupt(self._farewell())
 
     def _farewell(self) -> str:
+        if self._folder.state in ("SUCCEEDED", "FAILED"):  # it came while callbacks were told
+            return f"the run had {self._folder.state.lower()} before; its folder is {self._folder.path}"
         return f"the run was stopped; its folder, for Trainer.resume, is {self._folder.path}"
 
     def _release(self, grace_s: float) -> None:
@@ -438,6 +443,9 @@ class Controller:
             try:
                 self._crew.output.end()
                 self.recorder.close(state, reason, error)
+            except KeyboardInterrupt as interrupt:
+                interrupt.args = interrupt.args or (self._farewell(),)
+                raise
             finally:
                 self._signals.release()
 

@@ -5,6 +5,7 @@ A crew outlives runs. One that was left broken, by a failure or on purpose, is m
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -51,10 +52,16 @@ class Crew:
         self._engine, self._backend, self._max_retries = engine, backend, max_retries
         self.size, self._resources = size, resources
         self._setup = Setup()
-        self.group: WorkerGroup | None = None
+        self._group: WorkerGroup | None = None
+        self._owner_pid = 0
         self.output = RankOutput()
         self._fit = self._is_released = False
         self._edits, self._called_ns = Edits(), 0
+
+    @property
+    def group(self) -> WorkerGroup | None:
+        """None before the start, and in a fork of the process that has started it: the workers are that one's."""
+        return self._group if self._owner_pid == os.getpid() else None
 
     @property
     def world_size(self) -> int:
@@ -111,16 +118,18 @@ class Crew:
     def ensure(self) -> WorkerGroup:
         """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking."""
         self._called_ns = time.time_ns()
-        if self.group is not None and self._fit and self.group.healthy():
-            return self.group
+        group = self.group
+        if group is not None and self._fit and group.healthy():
+            return group
         self._backend.check()
-        if self.group is None:
-            self.group = self._engine.group(self.size, self._resources, self._backend.preload)
+        if group is None:
+            group = self._group = self._engine.group(self.size, self._resources, self._backend.preload)
+            self._owner_pid = os.getpid()
         elif not self._is_released:
             self.release()
         try:
             self._is_released = False
-            self.group.start()
+            group.start()
             self._backend.join(self, use_gpu=self._resources.gpus > 0)
             if self._setup.hook is not None:
                 self.all(call_in_worker, self._setup.hook, (), {})
@@ -130,7 +139,7 @@ class Crew:
             self.break_up()
             raise
         self._fit = True
-        return self.group
+        return group
 
     def mark_unfit(self) -> None:
         """The workers may not serve another call, though they may still be of use in this one."""
@@ -147,7 +156,7 @@ class Crew:
     def break_up(self, grace_s: float = 0.0) -> None:
         """End the workers."""
         if self.group is not None:
-            group, self.group = self.group, None
+            group, self._group = self.group, None
             self._fit = False
             self._edits.clear()
             group.close(grace_s)

@@ -1,11 +1,13 @@
 """What `Trainer.run_iterator` hands out."""
 
 import logging
+import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from paceline.control.controller import Controller
+from paceline.errors import TrainerStateError
 from paceline.recording.gather import Report
 from paceline.recording.recorder import Recorder
 
@@ -15,13 +17,15 @@ logger = logging.getLogger(__name__)
 class RunIterator:
     """Iterates over the steps of a run: each is the list of all ranks' reports. Iterating drives the run.
 
-    Leaving the loop early is fine: closing the iterator, or starting another run, stops this one.
+    Leaving the loop early is fine: closing the iterator, or starting another run, stops this one. In a fork of the
+    process that has begun the run, neither does: the run is that one's.
     """
 
     def __init__(self, controller: Controller):
         self._controller = controller
         self._steps = controller.steps()
         self._finished = False
+        self._owner_pid = os.getpid()
         next(self._steps)  # the workers begin now, not when somebody asks for the first step
 
     def __iter__(self) -> Iterator[list[Report]]:
@@ -30,6 +34,11 @@ class RunIterator:
     def __next__(self) -> list[Report]:
         if self._finished:
             raise StopIteration
+        if self._owner_pid != os.getpid():
+            raise TrainerStateError(
+                f"This run is driven by another process, {self._owner_pid}; this one, {os.getpid()}, is a fork of it, "
+                "and cannot go on with it. Here, trainer.run() begins a run with workers of its own."
+            )
         try:
             return next(self._steps)
         except BaseException:

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM in the driver, from before a run has a folder until it has ended.
 
-    the first of them       is noted: the run asks the function to save and return, for a while
+    the first of them       is noted: the run asks the function to save and return, for a while. While workers start, it
+                            is raised: there is nothing to save
     another Ctrl-C          ends the run at once
     another SIGTERM         does what it would do without us
 
@@ -8,6 +9,7 @@ Python raises KeyboardInterrupt on whatever line it hits: a run would be left as
 ever. Here it is raised in code of the user's, and while workers start; elsewhere the run asks whether it has come.
 """
 
+import os
 import signal
 import threading
 import time
@@ -40,6 +42,7 @@ class Signals:
         self._former: dict[int, Any] = {}
         self._num_interrupts = 0
         self._limit = _PATIENCE
+        self._owner_pid = os.getpid()
 
     def watch(self) -> None:
         """From now on, until `release`; again when somebody else may have put a handler in the place of ours."""
@@ -77,19 +80,27 @@ class Signals:
         return self._num_interrupts > 1
 
     def check(self, nth: int = 2) -> None:
-        """Raises KeyboardInterrupt if Ctrl-C has come so often."""
+        """Raises KeyboardInterrupt if Ctrl-C has come so often; with 1, also Terminated after SIGTERM."""
+        if nth == 1 and self.wish is not None and self.wish.kind == "terminate":
+            raise Terminated
         if self._num_interrupts >= nth:
             raise KeyboardInterrupt
 
     def raising(self, nth: int = 2) -> "_Raising":
         """Inside, the n-th Ctrl-C of the run, or a later one that is new, is raised where it hits; once, so that what
-        follows from it can be done in peace."""
+        follows from it can be done in peace. With 1, SIGTERM is too."""
         return _Raising(self, nth)
 
     def _handle(self, number: int, frame: object) -> None:
+        if self._owner_pid != os.getpid():  # a fork, which has nothing to do with the run
+            self._put_back(number)
+            signal.raise_signal(number)
+            return
         if number == signal.SIGTERM:
             self._put_back(number)
             self._note(Wish("terminate", self._clock()))
+            if self._limit == 1:
+                raise Terminated
             return
         self._num_interrupts += 1
         if self._num_interrupts >= self._limit:

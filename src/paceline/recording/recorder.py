@@ -11,6 +11,7 @@ feeds it from many, a loop on rank 0 from its own process.
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -65,6 +66,7 @@ class Recorder:
         """The reports of each rank at the last `tick`, and at the one before: see there."""
         self._world_size: int | None = None
         self._is_settled = True
+        self._owner_pid = os.getpid()
 
     def open(self, num_workers: float, world_size: int) -> None:
         """The run begins. Raises what a callback's start_training raises. From here on, `close` is due in any case."""
@@ -240,7 +242,10 @@ class Recorder:
         self.callbacks.handle_restart(self.attempt, reason, cause=cause)
 
     def close(self, state: str, reason: str | None, error: BaseException | None) -> None:
-        """The run has ended so. Callbacks learn it first, and readers of the folder last, whatever goes wrong here."""
+        """The run has ended so. Callbacks learn it first, and readers of the folder last, whatever goes wrong here.
+        Nothing happens in a fork of the process that records it: there the run goes on."""
+        if self._owner_pid != os.getpid():
+            return
         with ExitStack() as stack:
             stack.callback(self.folder.close)
             stack.callback(self.folder.set_state, state, reason=reason)

@@ -8,12 +8,13 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import StackDumpError
+from paceline.errors import StackDumpError, TrainerStateError
 from paceline.workers.base import (
     Asked,
     Call,
@@ -32,6 +33,10 @@ from paceline.workers.devices import gpu_ids, share_gpus
 from paceline.workers.outcome import message_of, text_of
 from paceline.workers.questions import Questions
 from paceline.workers.reports import unpack
+
+_calling = threading.RLock()
+"""Held by the thread that is in a call. Of the process, as what a call uses: the current session, a process group. A
+call may be made within another."""
 
 
 class InlineEngine:
@@ -55,7 +60,6 @@ class InlineGroup:
         self._resources = resources
         self._wire: InlineWire | None = None
         self._call: Call | None = None
-        self._environ: dict[str, str] = {}
         self._leaving = ExitStack()
 
     def start(self) -> None:
@@ -63,8 +67,11 @@ class InlineGroup:
         place = Place(device_index=share.index if share else None)
         self.infos = [WorkerInfo(place, os.getpid(), socket.gethostname(), share.ids if share else ())]
         self._wire = InlineWire(place, self._leaving)
-        self._environ |= {name: value for name, value in rank_environ(place).items() if name not in os.environ}
-        os.environ.update(self._environ)
+        for name, value in rank_environ(place).items():
+            if name not in os.environ:
+                os.environ[name] = value
+                self._leaving.callback(os.environ.pop, name, None)
+        _started.add(self)
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         self._call = calls[0]
@@ -76,7 +83,17 @@ class InlineGroup:
             return
         call, self._call = self._call, None
         self._wire.deliver = deliver
-        deliver(self._run(call, self._wire))
+        if not _calling.acquire(blocking=False):
+            raise TrainerStateError(
+                "With num_workers=0 the function runs in this process, and another thread of it is in such a call: "
+                "both would have the same session and process group. Let one wait for the other, or give this Trainer "
+                "num_workers=1, a process of its own."
+            )
+        try:
+            event = self._run(call, self._wire)
+        finally:
+            _calling.release()
+        deliver(event)
 
     def _run(self, call: Call, wire: "InlineWire") -> Event:
         try:
@@ -115,11 +132,18 @@ class InlineGroup:
         return self._wire is not None and self._call is None
 
     def close(self, grace_s: float = 0.0) -> None:
-        self._leaving.close()  # and not in `abort`: nobody waits for us, and the group serves as well once more
-        for name in self._environ:
-            os.environ.pop(name, None)
-        self._environ = {}
+        # and not in `abort`: nobody waits for us, and the group serves as well once more
+        _started.discard(self)
+        heir = next(iter(_started), None)
+        if heir is None:
+            self._leaving.close()
+        else:  # what this one has joined, the other uses too
+            heir._leaving.callback(self._leaving.pop_all().close)
         self.infos, self._wire, self._call = (), None, None
+
+
+_started: weakref.WeakSet[InlineGroup] = weakref.WeakSet()
+"""They share what the first of them has joined."""
 
 
 class InlineWire:

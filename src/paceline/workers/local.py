@@ -24,7 +24,7 @@ from typing import Any
 from paceline import frameworks
 from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
 from paceline.registry import WORKER_MODULES
-from paceline.workers import outcome
+from paceline.workers import outcome, surroundings
 from paceline.workers.base import (
     Asked,
     Call,
@@ -227,7 +227,7 @@ class LocalGroup:
             "environ": worker_environ(place, share, num_threads(size, self._resources.cpus)),
             "sys_path": list(sys.path),
             "argv": list(getattr(sys, "argv", [""])),
-            "cwd": os.getcwd(),
+            "cwd": surroundings.cwd() or os.curdir,
             "log_path": str(scratch / f"rank_{rank}.log"),
             "stacks_path": str(scratch / f"rank_{rank}.stacks"),
             "scratch_dir": str(scratch),

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import WorkerStartError
+from paceline.workers import surroundings
 
 _START = """
 import sys
@@ -50,6 +51,7 @@ class Nursery:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                cwd=surroundings.cwd() or os.sep,  # in a directory that was removed, Python may not start
             )
         self._control = ours
         self._import_s, self._answer_s = import_s, answer_s

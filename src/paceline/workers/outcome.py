@@ -1,6 +1,9 @@
 """How a call ended, for the trip from the worker to the driver."""
 
+import os
 import traceback
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from paceline.errors import TrainFunctionError
@@ -9,6 +12,8 @@ from paceline.workers.base import Raised, Returned
 
 Error = tuple[str, str, str, bytes | None]
 """Type name, message, traceback, and the packed exception if it can travel."""
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
 
 
 def pack_value(value: Any) -> bytes:
@@ -41,13 +46,20 @@ def message_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The traceback, as Python prints it."""
+    """The traceback, as Python prints it, from the user's first line on: how we have come there is no news."""
+    trace = _from_users_line(error.__traceback__)
     try:
-        return "".join(traceback.format_exception(error))
+        return "".join(traceback.format_exception(type(error), error, trace))
     except BaseException:
-        return "".join(
-            [*traceback.format_tb(error.__traceback__), f"{type(error).__qualname__}: {message_of(error)}\n"]
-        )
+        return "".join([*traceback.format_tb(trace), f"{type(error).__qualname__}: {message_of(error)}\n"])
+
+
+def _from_users_line(trace: TracebackType | None) -> TracebackType | None:
+    """All of it if there is no such line."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_OURS):
+        found = found.tb_next
+    return found or trace
 
 
 def _packed(error: BaseException) -> bytes | None:

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline import frameworks
 from paceline.errors import WorkerStartError
+from paceline.workers import surroundings
 from paceline.workers.base import Place, Preload, Size, WorkerInfo, rank_environ
 from paceline.workers.ray_slots import Slot, Slots, draining_nodes
 from paceline.workers.ray_worker import RayWorker
@@ -185,7 +186,8 @@ class Roster:
             actor.rank, actor.is_busy, actor.poll = place.world_rank, False, None
             actor.epoch += 1
             environ = self._environ(place, visible_gpus)
-            asked.append(actor.handle.settle.remote(actor.epoch, place, environ, sys.path, os.getcwd()))
+            cwd = surroundings.cwd() or os.curdir
+            asked.append(actor.handle.settle.remote(actor.epoch, place, environ, sys.path, cwd))
         self._expect(asked, chosen)
         chosen.sort(key=lambda actor: actor.rank or 0)
         self._actors = [*chosen, *(actor for actor in self._actors if actor.rank is None)]

@@ -56,7 +56,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def now() -> Surroundings:
     """Those of this process."""
     return Surroundings(
-        cwd=_cwd(),
+        cwd=cwd(),
         sys_path=tuple(sys.path),
         argv=tuple(getattr(sys, "argv", ("",))),
         main_file=_main_file(),
@@ -127,7 +127,8 @@ def _adopt(new: Surroundings) -> None:
             framework.adopt(settings)
 
 
-def _cwd() -> str | None:
+def cwd() -> str | None:
+    """The current directory, if there is one."""
     try:
         return os.getcwd()
     except FileNotFoundError:  # somebody has removed it
@@ -136,7 +137,7 @@ def _cwd() -> str | None:
 
 def _main_file() -> str | None:
     file = getattr(sys.modules["__main__"], "__file__", None)
-    return os.path.abspath(file) if file else None
+    return os.path.normpath(os.path.join(cwd() or "", file)) if file else None
 
 
 def _changes() -> dict[str, str | None]:

@@ -4,8 +4,8 @@ copied again.
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -32,32 +32,42 @@ class SourceFile(Protocol):
     def chunks(self) -> Iterator[memoryview]: ...
 
 
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class MemoryFile:
+    """`moved` is called whenever some of it has been read, and what was read before is where it should be."""
+
     name: str
     parts: Sequence[bytes | memoryview]
+    moved: Callable[[], None] = field(default=_nobody, compare=False)
 
     def chunks(self) -> Iterator[memoryview]:
         for part in self.parts:
             view = memoryview(part)
             for begin in range(0, len(view), CHUNK_BYTES):
                 yield view[begin : begin + CHUNK_BYTES]
+                self.moved()
 
 
 @dataclass(frozen=True)
 class DiskFile:
     """A file in a workspace of ours, which nobody changes any more: storage may link to it instead of
-    copying.
+    copying. `moved` is as above.
     """
 
     name: str
     path: Path
+    moved: Callable[[], None] = field(default=_nobody, compare=False)
 
     def chunks(self) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(CHUNK_BYTES))
         with open(self.path, "rb", buffering=0) as file:
             while num_bytes := file.readinto(buffer):
                 yield buffer[:num_bytes]
+                self.moved()
 
 
 def record_of(file: SourceFile) -> FileRecord:

@@ -158,11 +158,12 @@ def _write_file(folder: Path, file: SourceFile) -> None:
     path = folder / file.name
     for inside in reversed(path.relative_to(folder).parents[:-1]):
         (folder / inside).mkdir(exist_ok=True)  # not with its parents: a draft that was dropped stays so
-    is_linked = isinstance(file, DiskFile) and _link(file.path, path)
-    fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_linked else os.O_WRONLY | os.O_CREAT | os.O_EXCL), 0o666)
+    linked = file if isinstance(file, DiskFile) and _link(file.path, path) else None
+    fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if linked else os.O_WRONLY | os.O_CREAT | os.O_EXCL), 0o666)
     try:
-        if is_linked:
+        if linked:
             os.fsync(fd)
+            linked.moved()
         else:
             write_chunks(fd, file, _SYNC_EVERY_BYTES)
     except BaseException:  # from here on the file is ours, and only now
