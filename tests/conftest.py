@@ -17,13 +17,23 @@ from paceline import Trainer
 from paceline.workers import nursery
 from paceline.workers.ray import RayEngine
 
+LONG_FIRST = ("ray", "examples", "procs", "e2e", "contract", "house", "unit")
+"""The folders by how long a module of theirs takes. A long one that began last would keep a single process busy."""
+
+
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # the modules with the most tests, which are short ones, would come first
+
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """With several processes, one has all the tests that share Ray's cluster; the others go by module, so that what a
-    module's tests share is made once."""
+def pytest_collection_modifyitems(config, items):
+    """With several processes, one has all the tests that share Ray's cluster, and begins with them; the others go by
+    module, so that what a module's tests share is made once."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("ray" if _needs_ray(item) else item.module.__name__))
+    if hasattr(config, "workerinput"):
+        ranks = {folder: rank for rank, folder in enumerate(LONG_FIRST)}
+        items.sort(key=lambda item: (not _needs_ray(item), ranks.get(item.path.parent.name, 0)))
 
 
 def _needs_ray(item):

@@ -3,6 +3,7 @@
 import ast
 import difflib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -67,11 +68,24 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=name_of)
+ON_A_CLUSTER = ROOT / "docs/tune.md"
+"""A page that connects to Ray as its reader has it. Others start what they need."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page) and page != ON_A_CLUSTER], ids=name_of)
 def test_page_runs_and_prints_what_it_shows(page, tmp_path):
+    check_output(page, tmp_path)
+
+
+def test_page_runs_on_a_cluster_and_prints_what_it_shows(ray_cluster, tmp_path):
+    check_output(ON_A_CLUSTER, tmp_path, RAY_ADDRESS=ray_cluster.get_runtime_context().gcs_address)
+
+
+def check_output(page, tmp_path, **variables):
     script = tmp_path / f"{page.stem.replace('-', '_').lower()}_page.py"
     script.write_text(program(page))
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    env = {**os.environ, **variables}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=env, timeout=150)
     assert done.returncode == 0, done.stderr
     printed = iter(done.stdout.splitlines())
     for line in shown_output(page):

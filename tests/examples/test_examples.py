@@ -1,6 +1,7 @@
 """Every example runs as its reader would run it, and does what it says."""
 
 import ast
+import os
 import re
 import statistics
 import subprocess
@@ -18,9 +19,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def run(tmp_path):
     """Runs an example in an empty folder and gives its output. Its runs go where the test session's go."""
 
-    def run(name, *args):
-        command = [sys.executable, EXAMPLES / name, *args]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    def run(name, *args, **variables):
+        command, env = [sys.executable, EXAMPLES / name, *args], {**os.environ, **variables}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=150)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -53,8 +54,10 @@ def test_resume_exactly(run):
     assert shown.endswith("undisturbed, killed and resumed runs end with the same weights, bit for bit\n")
 
 
-def test_tune_digits_finds_a_learning_rate_and_stops_bad_trials(run, tmp_path):
-    *trials, best = run("tune_digits.py", "--trials", "3", "--epochs", "4", "--results", "here").splitlines()[-4:]
+def test_tune_digits_finds_a_learning_rate_and_stops_bad_trials(run, ray_cluster, tmp_path):
+    address = ray_cluster.get_runtime_context().gcs_address
+    shown = run("tune_digits.py", "--trials", "3", "--epochs", "4", "--results", "here", RAY_ADDRESS=address)
+    *trials, best = shown.splitlines()[-4:]
     assert [line.split(":")[0] for line in trials] == ["lr=0.001", "lr=0.01", "lr=0.1"]
     assert trials[2].endswith("after 4 epochs")
     assert best == "best: lr=0.1, a model of 4810 weights"

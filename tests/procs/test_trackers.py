@@ -1,10 +1,12 @@
-"""MLflow, Weights & Biases and notebooks, for real: their own packages, in a process of their own, offline.
+"""MLflow, Weights & Biases and notebooks, for real: their own packages, in processes of their own, offline.
 
-Each script runs in a fresh interpreter that refuses to look up a host name or to connect to anything but a
-local socket, and writes down that it was asked to: trackers that phone home, as both do unless told
-otherwise, are found out. (wandb's own service process is outside this watch.)
+The scripts run in interpreters that refuse to look up a host name or to connect to anything but a local socket, and
+write down that they were asked to: trackers that phone home, as both do unless told otherwise, are found out. (wandb's
+own service process is outside this watch.) To import a tracker takes seconds: one interpreter runs all the scripts, and
+a second one those of a driver that comes after another.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,22 +15,22 @@ import textwrap
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 from wandb_file import read_wandb_file
 
 SOURCE_DIR = Path(__file__).parents[2] / "src"
 
-PREAMBLE = """
-import atexit, json, os, socket, sys
+INTERPRETER = """
+import atexit, contextlib, io, json, os, socket, sys, traceback
 attempts = []
 # Registered before anything is imported, so it runs after the exit handlers of the trackers.
-atexit.register(lambda: print(json.dumps(attempts), file=open(sys.argv[1] + ".attempts", "w")))
+atexit.register(lambda: print(json.dumps(attempts), file=open(sys.argv[1], "w")))
 def watch(event, args):
     if event == "socket.getaddrinfo" or (event == "socket.connect" and args[0].family != socket.AF_UNIX):
         attempts.append(f"{event} {args[1:]}")
         raise OSError(f"no network in this test: {event}")
 sys.addaudithook(watch)
-run_dir = sys.argv[1]
 def drive(callback, config=None, status="SUCCEEDED", steps=((1, 0.5), (2, 0.25)), saves_at=(), is_resumed=False):
     error = status == "FAILED"
     callback.start_training(
@@ -42,28 +44,65 @@ def drive(callback, config=None, status="SUCCEEDED", steps=((1, 0.5), (2, 0.25))
             callback.handle_checkpoint(None)
     if status != "LOST":
         callback.finish_training(error=error, status=status, exception=ValueError("x") if error else None)
+print("ready", flush=True)
+for line in sys.stdin:
+    run_dir, source = json.loads(line)
+    os.chdir(run_dir)
+    variables, said, error = dict(os.environ), io.StringIO(), None
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(source, {"drive": drive, "json": json, "os": os, "run_dir": run_dir})
+    except BaseException:
+        error = traceback.format_exc()
+    os.environ.clear()
+    os.environ.update(variables)
+    print(json.dumps({"said": said.getvalue(), "error": error, "attempts": attempts}), flush=True)
 """
 
 
-def run_script(source, run_dir, **variables):
-    """Runs the script, makes sure that it tried no network, and returns what it printed last, as JSON."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+@pytest.fixture(scope="module")
+def run_script(tmp_path_factory):
+    """Runs a script and returns what it printed last, as JSON."""
+    with interpreter(tmp_path_factory.mktemp("first")) as run_script:
+        yield run_script
+
+
+@pytest.fixture(scope="module")
+def run_later(tmp_path_factory):
+    """The same, in the process of a later driver."""
+    with interpreter(tmp_path_factory.mktemp("later")) as run_script:
+        yield run_script
+
+
+@contextlib.contextmanager
+def interpreter(home):
+    """Makes sure that no script tried the network, nor the trackers when the interpreter ended."""
     outside = {
         name: value
         for name, value in os.environ.items()
         # MLflow and wandb behave better under a test runner than they do for users.
         if not name.startswith(("PYTEST_", "MLFLOW_", "WANDB_", "CI", "GITHUB_")) and name != "DO_NOT_TRACK"
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(source), str(run_dir)],
-        env={**outside, "PYTHONPATH": str(SOURCE_DIR), "HOME": str(run_dir.parent), **variables},
-        cwd=run_dir,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(Path(f"{run_dir}.attempts").read_text()) == []
-    return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-c", INTERPRETER, str(home / "attempts")]
+    env, pipe = {**outside, "PYTHONPATH": str(SOURCE_DIR), "HOME": str(home)}, subprocess.PIPE
+    with subprocess.Popen(command, env=env, cwd=home, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+
+        def run_script(source, run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            process.stdin.write(json.dumps([str(run_dir), textwrap.dedent(source)]) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, f"the interpreter ended with {process.wait()}"
+            answer = json.loads(line)
+            assert answer["error"] is None, answer["said"] + answer["error"]
+            assert answer["attempts"] == []
+            return json.loads(answer["said"].splitlines()[-1])
+
+        yield run_script
+        process.stdin.close()
+    assert process.returncode == 0
+    assert json.loads((home / "attempts").read_text()) == []
 
 
 MLFLOW = """
@@ -95,7 +134,7 @@ def mlflow_script(arguments="", drive="", setup="", store="f'{run_dir}/mlruns'")
     return MLFLOW.format(arguments=arguments, drive=drive, setup=setup, store=store)
 
 
-def test_mlflow_in_the_run_folder(tmp_path):
+def test_mlflow_in_the_run_folder(tmp_path, run_script):
     run_dir = tmp_path / "sgd_1" / "run_001"
     script = mlflow_script('tags={"team": 7}', 'config={"lr": 0.1, "model": {"layers": [1, 2]}, "odd key!": 1}')
     found = run_script(script, run_dir)
@@ -109,13 +148,13 @@ def test_mlflow_in_the_run_folder(tmp_path):
     assert found["variables"] == [], "the environment is as it was"
 
 
-def test_mlflow_is_told_of_a_stop(tmp_path):
+def test_mlflow_is_told_of_a_stop(tmp_path, run_script):
     found = run_script(mlflow_script(drive='status="STOPPED"'), tmp_path / "run_001")
     assert found["status"] == "KILLED"
     assert found["history"]["loss"] == [[1, 0.5], [2, 0.25]]
 
 
-def test_mlflow_gets_the_checkpoints(tmp_path):
+def test_mlflow_gets_the_checkpoints(tmp_path, run_script):
     checkpoint_dir = tmp_path / "run_001" / "checkpoints" / "checkpoint_000001"
     checkpoint_dir.mkdir(parents=True)
     (checkpoint_dir / "data").write_text("x")
@@ -127,7 +166,7 @@ def test_mlflow_gets_the_checkpoints(tmp_path):
     assert found["history"] == {"loss": [[1, 9.0], [2, 9.0]]}
 
 
-def test_mlflow_experiment_by_id_and_by_a_wrong_one(tmp_path):
+def test_mlflow_experiment_by_id_and_by_a_wrong_one(tmp_path, run_script):
     setup = """
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -149,38 +188,39 @@ except ArgumentError as error:
     assert found["experiment"] == "made before"
 
 
-def test_mlflow_goes_on_with_the_run_of_a_lost_driver(tmp_path):
+def test_mlflow_goes_on_with_the_run_of_a_lost_driver(tmp_path, run_script, run_later):
     run_dir = tmp_path / "sgd_1" / "run_001"
     # An object without a repr of its own has another text in every process, and MLflow refuses a changed param.
     drive = 'status="LOST", steps=[(1, 1), (2, 2), (3, 3), (4, 4)], saves_at=[3], config={"lr": 0.1, "o": object()}'
     before = run_script(mlflow_script(drive=drive), run_dir)
     assert (before["status"], before["history"]["loss"]) == ("RUNNING", [[1, 1.0], [2, 2.0], [3, 3.0]])
     drive = 'is_resumed=True, steps=[(4, 40), (5, 50)], config={"lr": 0.1, "o": object(), "more": 1}'
-    found = run_script(mlflow_script(drive=drive), run_dir)
+    found = run_later(mlflow_script(drive=drive), run_dir)
     assert found["run_id"] == before["run_id"]
     assert found["history"]["loss"] == [[1, 1.0], [2, 2.0], [3, 3.0], [4, 40.0], [5, 50.0]]
     assert found["params"] == {**before["params"], "more": "1"}
     assert found["status"] == "FINISHED"
 
 
-def test_mlflow_run_is_running_again_after_it_failed(tmp_path):
+def test_mlflow_run_is_running_again_after_it_failed(tmp_path, run_script, run_later):
     before = run_script(mlflow_script(drive='status="FAILED"'), tmp_path / "run_001")
     drive = 'is_resumed=True, status="LOST", steps=[(2, 7)]'
-    found = run_script(mlflow_script(drive=drive), tmp_path / "run_001")
+    found = run_later(mlflow_script(drive=drive), tmp_path / "run_001")
     assert (before["status"], found["status"]) == ("FAILED", "RUNNING")
     assert before["history"]["loss"] == [[1, 0.5], [2, 0.25]]
     assert found["run_id"] == before["run_id"]
     assert found["history"]["loss"] == [[1, 0.5], [2, 0.25], [2, 7.0]], "both values of the step made again"
 
 
-def test_mlflow_run_is_gone(tmp_path):
+def test_mlflow_run_is_gone(tmp_path, run_script, run_later):
     """Deleted in MLflow; and the one after it, on the disk."""
     before = run_script(mlflow_script(), tmp_path / "run_001")
-    for remove in ("client.delete_run(kept)", "shutil.rmtree(*glob.glob(f'{run_dir}/mlruns/*/{kept}'))"):
-        before = go_on_without(before, remove, tmp_path / "run_001")
+    before = go_on_without(run_later, before, "client.delete_run(kept)", tmp_path / "run_001")
+    remove = "shutil.rmtree(*glob.glob(f'{run_dir}/mlruns/*/{kept}'))"
+    go_on_without(run_script, before, remove, tmp_path / "run_001")
 
 
-def go_on_without(before, remove, run_dir):
+def go_on_without(run_script, before, remove, run_dir):
     setup = f"""
 import glob, shutil
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -194,7 +234,7 @@ client, kept = MlflowClient(f"{{run_dir}}/mlruns"), {before["run_id"]!r}
     return found
 
 
-def test_mlflow_keeps_no_password_and_leaves_out_steps_without_the_worker(tmp_path):
+def test_mlflow_keeps_no_password_and_leaves_out_steps_without_the_worker(tmp_path, run_script):
     store = tmp_path / "tracking"
     # For a folder, MLflow takes no notice of user and password.
     arguments = f"tracking_uri='file://me:secret@localhost{store}', worker_to_log=1"
@@ -205,7 +245,7 @@ def test_mlflow_keeps_no_password_and_leaves_out_steps_without_the_worker(tmp_pa
     assert kept == {f"mlflow, rank 1, file://localhost{store}": found["run_id"]}
 
 
-def test_many_quick_reports_all_reach_mlflow(tmp_path):
+def test_many_quick_reports_all_reach_mlflow(tmp_path, run_script):
     steps = "steps=[(i, i / 2) for i in range(1, 1301)]"
     found = run_script(mlflow_script(drive=steps), tmp_path / "run_001")
     assert found["history"]["loss"] == [[step, step / 2] for step in range(1, 1301)]
@@ -242,7 +282,7 @@ def wandb_history(records):
     return rows
 
 
-def test_wandb_offline(tmp_path):
+def test_wandb_offline(tmp_path, run_script):
     run_dir = tmp_path / "run_001"
     found = run_script(WANDB.format(arguments='config={"extra": 1}', drive=""), run_dir)
     assert "WANDB_ERROR_REPORTING" not in found["added"], "the user's environment is not changed"
@@ -258,24 +298,24 @@ def test_wandb_offline(tmp_path):
     assert exit_codes(records) == [0]
 
 
-def test_wandb_is_told_of_a_stop(tmp_path):
+def test_wandb_is_told_of_a_stop(tmp_path, run_script):
     run_script(WANDB.format(arguments="worker_to_log=1", drive='status="STOPPED"'), tmp_path / "run_001")
     records = wandb_records(tmp_path / "run_001")
     assert exit_codes(records) == [255]
     assert [row["loss"] for row in wandb_history(records)] == [9, 9]
 
 
-def test_wandb_keeps_all_results_when_a_restart_repeats_steps(tmp_path):
+def test_wandb_keeps_all_results_when_a_restart_repeats_steps(tmp_path, run_script):
     run_script(WANDB.format(arguments="", drive="steps=[(1, 4), (2, 3), (1, 2), (2, 1)]"), tmp_path / "run_001")
     rows = wandb_history(wandb_records(tmp_path / "run_001"))
     assert [(row["training_iteration"], row["loss"]) for row in rows] == [(1, 4), (2, 3), (1, 2), (2, 1)]
 
 
-def test_wandb_goes_on_with_the_run_of_an_earlier_driver(tmp_path):
+def test_wandb_goes_on_with_the_run_of_an_earlier_driver(tmp_path, run_script, run_later):
     run_dir = tmp_path / "run_001"
     run_script(WANDB.format(arguments="", drive='status="FAILED"'), run_dir)
     resumed = WANDB.format(arguments="resume='never'", drive="is_resumed=True, steps=[(2, 7), (3, 8)]")
-    run_script(resumed, run_dir)
+    run_later(resumed, run_dir)
     first, second = (read_wandb_file(path) for path in wandb_files(run_dir))
     assert [row["loss"] for row in wandb_history(first)] == [0.5, 0.25]
     assert [(row["training_iteration"], row["loss"]) for row in wandb_history(second)] == [(2, 7), (3, 8)]
@@ -285,7 +325,7 @@ def test_wandb_goes_on_with_the_run_of_an_earlier_driver(tmp_path):
     assert (exit_codes(first), exit_codes(second)) == ([1], [0])
 
 
-def test_wandb_leaves_out_steps_without_the_worker(tmp_path):
+def test_wandb_leaves_out_steps_without_the_worker(tmp_path, run_script):
     drive = "steps=[(1, 1, 2), (2, 2, 1), (3, 3, 2)]"
     run_script(WANDB.format(arguments="worker_to_log=1", drive=drive), tmp_path / "run_001")
     assert [row["training_iteration"] for row in wandb_history(wandb_records(tmp_path / "run_001"))] == [1, 3]

@@ -1,4 +1,4 @@
-"""What test_no_shared_storage.py runs on a machine with a disk of its own, while Ray puts the workers on another one.
+"""What test_two_machines.py runs on a machine with a disk of its own, while Ray puts the workers on another one.
 
 Each line that it prints is what happened in one run, as JSON.
 """

@@ -26,7 +26,7 @@ import pytest
 ADDRESSES = ("198.18.0.1", "198.18.0.2")
 """Of the block that is reserved for testing networks."""
 
-SOON = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 2000, "failure_threshold": 4}
+SOON = {"initial_delay_ms": 1000, "period_ms": 100, "timeout_ms": 2000, "failure_threshold": 3}
 """How Ray shall look after its nodes here: by default a silent one is given up after half a minute."""
 
 FIRST_PROCESS = """
