@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+import paceline
 from paceline import BackendConfig, Trainer
 from paceline.errors import WorkerStartError
 from paceline.workers import nursery
@@ -171,23 +172,23 @@ def test_runs_and_groups_leave_no_file_open(make_group, tmp_path):
     assert num_open() == before, "a new nursery"
 
 
-def test_threads_that_report_at_once(make_group):
-    def report(wire):
+def test_threads_that_report_at_once(tmp_path):
+    def train():
         def report_small():
             for number in range(2000):
-                wire.report(pack({"small": number}, 0.0, 0.0, number))
+                paceline.report(small=number)
 
         thread = threading.Thread(target=report_small)
         thread.start()
-        for number in range(5):
-            wire.report(pack({"large": "x" * 3_000_000}, 0.0, 0.0, number))  # more than the pipe holds
+        for _ in range(5):
+            paceline.report(large="x" * 3_000_000)  # more than the pipe holds
         thread.join()
 
-    group = make_group(1)
-    group.start()
-    reports = [event.value for event in call(group, report) if isinstance(event, Sent)]
+    with Trainer(backend=BackendConfig(), num_workers=1, logdir=tmp_path) as trainer:
+        reports = [results[0] for results in trainer.run_iterator(train)]
     assert [one["small"] for one in reports if "small" in one] == list(range(2000))
     assert [len(one["large"]) for one in reports if "large" in one] == [3_000_000] * 5
+    assert [one["_training_iteration"] for one in reports] == list(range(1, 2006))
 
 
 def test_signal_handler_reports_in_the_middle_of_a_report(make_group):
@@ -245,9 +246,22 @@ def test_sigterm_to_all_processes_leaves_the_function_time_to_save(make_group):
     worker = psutil.Process(group.infos[0].pid)
     for process in (worker.parent(), *worker.parent().children()):
         process.terminate()
-    while sum(isinstance(event, Returned | Died) for event in events) < 2:
+    while len({event.rank for event in events if isinstance(event, Returned | Died)}) < 2:
         group.poll(0.1, events.append)
     assert [event.value for event in events if isinstance(event, Returned)] == ["saved", "saved"]
+
+
+def test_worker_that_was_told_to_go_in_a_call_goes_after_it(make_group):
+    """Also in the last moment of one, when its answer is on its way already."""
+
+    def terminate(wire):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "done"
+
+    group = make_group(1)
+    group.start()
+    assert values(call(group, terminate)) == ["done"]
+    wait_until(lambda: not group.healthy(), "the end of the worker")
 
 
 def test_worker_is_killed_by_a_real_time_signal(make_group):

@@ -5,7 +5,7 @@ import pytest
 from paceline import BackendConfig, Trainer
 from paceline.backends.torch import TorchConfig
 from paceline.control.crew import Crew
-from paceline.testing import ScriptedEngine, raises, returns
+from paceline.testing import ScriptedEngine, dies, raises, reports, returns
 from paceline.workers.base import Resources, Returned, Size
 
 
@@ -43,3 +43,8 @@ def test_interrupt_during_a_call_ends_it():
     with pytest.raises(KeyboardInterrupt):
         crew.all(print)
     assert crew.group.num_aborts == 1, "the workers are not still at it"
+
+
+def test_worker_that_dies_after_its_answer_has_answered():
+    crew = crew_of([returns("a"), dies()], [*reports(1), *reports(1), returns("b")])
+    assert [value for value, _ in crew.all(print)] == ["a", "b"]

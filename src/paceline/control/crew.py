@@ -221,7 +221,7 @@ class _Answers:
             case Raised(rank):
                 self.raised.append(event)
                 self.ended.add(rank)
-            case Died():
+            case Died(rank) if rank not in self.ended:  # else it has answered, and is replaced before the next call
                 self.died.append(event)
             case Sent(_, "imported", files):
                 self._on_import(files)

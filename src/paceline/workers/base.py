@@ -227,7 +227,8 @@ class WorkerGroup(Protocol):
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
         """Begin a call on each named rank; its output goes to that rank's log.
 
-        A worker does one call at a time. Each call is answered by one Returned, Raised or Died.
+        A worker does one call at a time. Each call is answered by one Returned, Raised or Died;
+        a worker may also die after its answer.
         """
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:

@@ -54,6 +54,7 @@ def worker_main(sock: socket.socket, report_fd: int, nursery_pid: int) -> None:
             redirect_output(log_path)
         _answer(wire, payload)
         wire.num_done += 1
+        wire.end_if_preempted()
         garbage.collect()
     os._exit(0)
 
@@ -72,6 +73,7 @@ class ProcessWire:
         self.num_begun = self.num_done = 0
         """Calls. The reader counts the one, the main thread the other: the next may come before the last is done."""
         self.questions = Questions()
+        self._is_preempted = False
         self._report_fd = report_fd
         self._reports: deque[bytes] = deque()
         self._is_writing = False
@@ -99,10 +101,15 @@ class ProcessWire:
     def preempt(self) -> None:
         """The machine, or whoever owns it, wants this process gone. In a call, that is the driver's business: it lets
         the function save first."""
-        if self.num_begun == self.num_done:
-            os._exit(128 + signal.SIGTERM)
+        self._is_preempted = True
+        self.end_if_preempted()
         self.send("preempted", "got SIGTERM")
         self.stopping = True  # afterwards, so that the driver knows why the function returns
+
+    def end_if_preempted(self) -> None:
+        """Once everything that was asked of this worker is answered. It may have been told in the moment after that."""
+        if self._is_preempted and self.num_begun == self.num_done:
+            os._exit(128 + signal.SIGTERM)
 
     def flush(self) -> None:
         """Nothing to do: pipe and socket outlive the process."""
