@@ -40,9 +40,12 @@ def main() -> int:
     facts = describe_machine()
     for name, value in facts.items():
         console.print(f"{name:<15}{value}")
-    rows = [row for name in args.only for row in _measure(name, args, stem, console)]
+    rows: list[Row] = []
+    for name in args.only:
+        rows += _measure(name, args, stem, console)
+        paths = save(args.out, stem, rows, facts, _title(args))  # after each: an hour's work is not lost to a Ctrl-C
     print_table(rows)
-    for path in save(args.out, stem, rows, facts, _title(args)):
+    for path in paths:
         console.print(f"saved {path}")
     return int(any(row.ours.value is None for row in rows))
 
