@@ -1,4 +1,4 @@
-"""Groups on several nodes: the places of their workers, and nodes that die, come and are drained."""
+"""Groups on several nodes: the places of their workers, and nodes that die."""
 
 import json
 import os
@@ -10,28 +10,15 @@ import pytest
 
 PROGRAM = Path(__file__).parent / "several_nodes.py"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
+def story():
     """What several_nodes.py went through. Ray shall notice there soon that a node is gone."""
     soon = {"initial_delay_ms": 1000, "period_ms": 500, "failure_threshold": 4}
     env = {**os.environ, **{f"RAY_health_check_{name}": str(value) for name, value in soon.items()}}
-    enough = tmp_path_factory.mktemp("elastic") / "enough"
-    done = subprocess.run([sys.executable, PROGRAM, enough], capture_output=True, text=True, env=env, timeout=290)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=env, timeout=170)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def story(both):
-    return both["fixed"]
-
-
-@pytest.fixture(scope="module")
-def elastic(both):
-    return both["elastic"]
 
 
 def nodes_of(workers):
@@ -86,29 +73,3 @@ def test_node_dies_and_there_is_no_room(story):
     assert story["no_room"].startswith(tuple(said)), story["no_room"]
     assert story["state"] == "FAILED"
     assert len(story["alive"]) == 1
-
-
-def test_group_follows_the_cluster(elastic):
-    """A node dies and is not replaced, a larger one comes, and that one is drained."""
-    assert elastic["resizes"][0] == [2, 1], "began with what there was, went on with what was left"
-    assert elastic["resizes"][-1] == [3, 1]
-    assert elastic["state"] == "SUCCEEDED"
-    assert [value[:2] for value in elastic["values"]] == [[0, 1]]
-
-
-def test_causes_are_told_apart(elastic):
-    causes = [cause for cause, _ in elastic["restarts"]]
-    assert causes[0] == "loss"
-    assert causes[-1] == "preemption"
-    assert set(causes[1:-1]) == {"growth"}
-    assert "being drained" in elastic["restarts"][-1][1]
-    assert "preempted" in elastic["events"]
-    assert elastic["events"].count("resize") == len(elastic["resizes"])
-
-
-def test_no_committed_step_is_lost(elastic):
-    assert elastic["steps"] == list(range(1, len(elastic["steps"]) + 1))
-
-
-def test_drained_node_is_left(elastic):
-    assert elastic["drained"] not in elastic["last_nodes"]
