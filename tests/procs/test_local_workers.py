@@ -67,13 +67,6 @@ def values(events):
     return [event.value for event in sorted(returned, key=lambda event: event.rank)]
 
 
-def wait_until(condition, what):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
 def is_gone(process):
     """Also for one that nobody has reaped, or that ends while we look."""
     try:
@@ -82,7 +75,7 @@ def is_gone(process):
         return True
 
 
-def test_interrupt_while_workers_start(make_group, module, tmp_path):
+def test_interrupt_while_workers_start(make_group, module, tmp_path, wait_until):
     name = module(
         "import pathlib, time\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
@@ -92,7 +85,7 @@ def test_interrupt_while_workers_start(make_group, module, tmp_path):
     group, other = make_group(2, [name]), make_group(1, [name])
 
     def interrupt():
-        wait_until((tmp_path / "begun").exists, "the import has not begun")
+        wait_until((tmp_path / "begun").exists, "the import", within_s=20)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -251,7 +244,7 @@ def test_sigterm_to_all_processes_leaves_the_function_time_to_save(make_group):
     assert [event.value for event in events if isinstance(event, Returned)] == ["saved", "saved"]
 
 
-def test_worker_that_was_told_to_go_in_a_call_goes_after_it(make_group):
+def test_worker_that_was_told_to_go_in_a_call_goes_after_it(make_group, wait_until):
     """Also in the last moment of one, when its answer is on its way already."""
 
     def terminate(wire):
@@ -261,7 +254,7 @@ def test_worker_that_was_told_to_go_in_a_call_goes_after_it(make_group):
     group = make_group(1)
     group.start()
     assert values(call(group, terminate)) == ["done"]
-    wait_until(lambda: not group.healthy(), "the end of the worker")
+    wait_until(lambda: not group.healthy(), "the end of the worker", within_s=20)
 
 
 def test_worker_is_killed_by_a_real_time_signal(make_group):
@@ -271,7 +264,7 @@ def test_worker_is_killed_by_a_real_time_signal(make_group):
     assert died == Died(0, "was killed by SIGRTMIN+3")
 
 
-def test_what_a_worker_started_in_a_session_of_its_own_ends_with_it(make_group):
+def test_what_a_worker_started_in_a_session_of_its_own_ends_with_it(make_group, wait_until):
     def start(wire):
         own = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         # The shell is gone at once: its child has no parent but whoever adopts it.
@@ -282,7 +275,7 @@ def test_what_a_worker_started_in_a_session_of_its_own_ends_with_it(make_group):
     group.start()
     started = [[psutil.Process(pid) for pid in pids] for pids in values(call(group, start))]
     os.kill(group.infos[1].pid, signal.SIGKILL)
-    wait_until(lambda: all(is_gone(one) for one in started[1]), "what rank 1 had started is still there")
+    wait_until(lambda: all(is_gone(one) for one in started[1]), "the end of what rank 1 had started", within_s=20)
     assert not any(is_gone(one) for one in started[0]), "what belongs to a living worker stays"
     assert values(call(group, lambda wire: 1))[0] == 1
     group.close()

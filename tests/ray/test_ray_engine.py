@@ -21,30 +21,22 @@ def free_cpus(ray):
     return ray.available_resources().get("CPU", 0)
 
 
-def wait_until(condition):
-    for _ in range(3000):
-        if condition():
-            return True
-        threading.Event().wait(0.02)
-    return False
-
-
 @pytest.fixture
-def before(ray_cluster):
+def before(ray_cluster, wait_until):
     """The free CPUs, once those of earlier tests have come back."""
     total = ray_cluster.cluster_resources()["CPU"]
-    assert wait_until(lambda: free_cpus(ray_cluster) == total)
+    wait_until(lambda: free_cpus(ray_cluster) == total)
     return total
 
 
-def test_resources_are_exactly_as_asked_and_come_free(ray_cluster, before):
+def test_resources_are_exactly_as_asked_and_come_free(ray_cluster, before, wait_until):
     named = ray_cluster.util.list_named_actors(all_namespaces=True)  # Ray Data leaves some of its own
     with Trainer(backend=BackendConfig(), num_workers=2, cpus_per_worker=1.5, engine="ray") as trainer:
         assert trainer.run(paceline.world_rank) == [0, 1]
-        assert wait_until(lambda: free_cpus(ray_cluster) == before - 3)
+        wait_until(lambda: free_cpus(ray_cluster) == before - 3)
         actors = ray_cluster.util.list_named_actors(all_namespaces=True)
         assert [actor for actor in actors if actor not in named] == [], "no helper actors"
-    assert wait_until(lambda: free_cpus(ray_cluster) == before)
+    wait_until(lambda: free_cpus(ray_cluster) == before)
 
 
 def test_resources_that_the_cluster_does_not_have_are_an_error_at_once():
@@ -55,12 +47,12 @@ def test_resources_that_the_cluster_does_not_have_are_an_error_at_once():
         Trainer(backend=BackendConfig(), resources_per_worker={"TPU": 1}, engine="ray", logdir="unused").start()
 
 
-def test_resources_that_others_use_are_waited_for_only_so_long(ray_cluster, before):
+def test_resources_that_others_use_are_waited_for_only_so_long(ray_cluster, before, wait_until):
     with Trainer(backend=BackendConfig(), num_workers=1, cpus_per_worker=before, engine="ray"):
         engine = RayEngine(start_timeout_s=0.5)
         with pytest.raises(ResourcesError, match=r"within 0.5 s. The cluster has 8 CPU, 8 stays; free: . stays\."):
             Trainer(backend=BackendConfig(), num_workers=1, cpus_per_worker=2, engine=engine, logdir="unused").start()
-    assert wait_until(lambda: free_cpus(ray_cluster) == before), "nothing stays reserved"
+    wait_until(lambda: free_cpus(ray_cluster) == before, "that nothing stays reserved")
 
 
 def die_once(config):
