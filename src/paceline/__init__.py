@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from paceline.runs import Run, list_runs, load_run
     from paceline.session import (
         get_data_shard,
+        get_dataset,
+        get_datasets,
         in_worker,
         load_checkpoint,
         local_rank,
@@ -92,6 +94,8 @@ _HOMES = {
     "paceline.runs": ["Run", "list_runs", "load_run"],
     "paceline.session": [
         "get_data_shard",
+        "get_dataset",
+        "get_datasets",
         "in_worker",
         "load_checkpoint",
         "local_rank",
@@ -138,6 +142,8 @@ __all__ = [
     "enable_reproducibility",
     "gather_for_metrics",
     "get_data_shard",
+    "get_dataset",
+    "get_datasets",
     "get_device",
     "in_worker",
     "list_runs",

@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from paceline.checkpoints import CheckpointStrategy, read_info
-from paceline.data import resolve_dataset
+from paceline.data.given import resolve_dataset
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.runs import RunRequest
 from paceline.workers.base import Resources, Size

@@ -20,6 +20,7 @@ names the rank and carries the worker's traceback. The tree below is for everyth
     │   ├── CheckpointValueError (TypeError)   a value that a checkpoint cannot hold safely
     │   ├── CheckpointDamagedError             a committed checkpoint does not read back
     │   └── CheckpointWriteError (OSError)     storage refused the checkpoint
+    ├── DataError (ValueError)                 rows that cannot be read, or are not what was expected
     ├── StackDumpError (RuntimeError)          stacks were asked for where there are no workers
     ├── RunNotFoundError (FileNotFoundError)   a path that is not a run folder
     ├── RunDamagedError                        a file of a run folder cannot be read
@@ -104,6 +105,10 @@ class CheckpointDamagedError(CheckpointError):
 
 
 class CheckpointWriteError(CheckpointError, OSError):
+    pass
+
+
+class DataError(PacelineError, ValueError):
     pass
 
 

@@ -17,7 +17,18 @@ KINDS = {
         "numpy": "paceline.frameworks.numpy:Numpy",
         "torch": "paceline.frameworks.torch:Torch",
     },
-    "dataset": {"ray": "paceline.data.ray_source:RaySource"},
+    "dataset": {
+        "arrow": "paceline.data.kinds.arrow:ArrowSource",
+        "csv": "paceline.data.kinds.text:CsvSource",
+        "huggingface": "paceline.data.kinds.huggingface:HuggingFaceSource",
+        "huggingface_stream": "paceline.data.kinds.huggingface:HuggingFaceStreamSource",
+        "json": "paceline.data.kinds.text:JsonSource",
+        "numpy": "paceline.data.kinds.numpy:NumpySource",
+        "pandas": "paceline.data.kinds.pandas:PandasSource",
+        "parquet": "paceline.data.kinds.parquet:ParquetSource",
+        "torch": "paceline.data.kinds.torch:TorchSource",
+        "torch_stream": "paceline.data.kinds.torch:TorchStreamSource",
+    },
     "search": {"tune": "paceline.search:tune_trainable"},
 }
 

@@ -23,7 +23,7 @@ from paceline.checkpoints import Checkpoint
 from paceline.checkpoints.checkpoint import PER_RANK
 from paceline.checkpoints.saver import Saver, Start
 from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
-from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
+from paceline.errors import ArgumentTypeError, TrainerStateError
 from paceline.runs.request import RunRequest
 from paceline.workers.base import Place, Wire, place_from_environ
 from paceline.workers.reports import pack
@@ -86,6 +86,9 @@ class Session:
         self._is_leaving = False
         self._keepers: dict[str, Keeper] = {}
         self._resumed: Checkpoint | None = None
+        self.seed: int | None = None
+        """Of `enable_reproducibility`."""
+        self._door: Any = None
         self._saver = Saver(
             task.start,
             self._request.checkpoint_strategy,
@@ -151,22 +154,18 @@ class Session:
         own = (checkpoint.own_part() or {}).get(keeper.name)
         keeper.restore(own, lambda: [(part or {}).get(keeper.name) for part in checkpoint.parts()])
 
-    def data_shard(self, name: str | None) -> Any:
+    def door(self, what: str) -> Any:
+        """To the data that the run was given."""
         if self._task.shards is None:
             raise TrainerStateError(
-                "get_data_shard(): this run was given no dataset. Pass one: trainer.run(train_func, dataset=...)."
+                f"{what}: this run was given no dataset. Pass one: trainer.run(train_func, dataset=...)."
             )
-        shard = self._task.shards[self.place.world_rank]
-        if not isinstance(shard, dict):
-            if name is not None:
-                raise ArgumentError(f"get_data_shard({name!r}): the run has one dataset, without a name.")
-            return shard
-        if name not in shard:
-            raise ArgumentError(
-                f"get_data_shard({'' if name is None else repr(name)}): the run has several datasets; say which of "
-                f"{', '.join(map(repr, shard))}."
-            )
-        return shard[name]
+        if self._door is None:
+            from paceline.data.door import Door  # with it comes numpy
+
+            handout = self._task.shards[self.place.world_rank]
+            self._door = Door(handout, self.place, lambda: self.seed or 0, self.keep)
+        return self._door
 
     def should_stop(self) -> bool:
         """Once the run is asked to end, all ranks agree on the call at which this becomes true: see StopAgreement. Not
@@ -321,15 +320,32 @@ def get_data_shard(name: str | None = None) -> Any:
     """This rank's part of the dataset that was given to `run`; with a name, of that one among several. Outside a run
     there is none: TrainerStateError.
 
-    Of a Ray dataset it is a `ray.data.DataIterator`: loop over `shard.iter_torch_batches(batch_size=64)`, once for each
-    epoch. The ranks get equally many rows, and begin each epoch together.
+    Loop over `shard.to_torch(batch_size=64)` or `shard.iter_batches(64)`, once for each epoch: see `Shard`. A run that
+    is resumed goes on at the row where its checkpoint was taken. Of a Ray dataset it is a `ray.data.DataIterator`.
     """
+    what = f"get_data_shard({'' if name is None else repr(name)})"
+    return _door(what).dataset(name, what).get_split()
+
+
+def get_dataset(name: str | None = None) -> Any:
+    """The dataset that was given to `run`, not cut yet: `get_dataset().get_split()` is this rank's part. Here it can be
+    shuffled or filtered as the config says, equally on all ranks."""
+    what = f"get_dataset({'' if name is None else repr(name)})"
+    return _door(what).dataset(name, what)
+
+
+def get_datasets() -> Any:
+    """The folds that were given to `run`, as pairs (train, val) of datasets."""
+    return _door("get_datasets()").folds()
+
+
+def _door(what: str) -> Any:
     if _current is None:
         raise TrainerStateError(
-            "get_data_shard() is for training functions: outside of a run there is no dataset. To run the function in "
+            f"{what} is for training functions: outside of a run there is no dataset. To run the function in "
             "this process: Trainer(num_workers=0).run(train_func, dataset=...)."
         )
-    return _current.data_shard(name)
+    return _current.door(what)
 
 
 def should_stop() -> bool:

@@ -32,7 +32,7 @@ from paceline.control.crew import Crew, Setup
 from paceline.control.iterator import RunIterator
 from paceline.control.outcome import Budget
 from paceline.control.termination import Signals, Terminated
-from paceline.data import Source, resolve_dataset
+from paceline.data.given import Supply, resolve_dataset
 from paceline.errors import (
     ArgumentError,
     CheckpointNotFoundError,
@@ -153,7 +153,9 @@ class Trainer:
             config: given to the function; each worker has a copy. A dict, or an argparse.Namespace, which the function
                 gets as one; OmegaConf's DictConfig it gets as a dict, resolved.
             callbacks: told about the run in this process; see `Callback`.
-            dataset: a Ray dataset, or several by name: each rank gets its part from `get_data_shard()`.
+            dataset: what to read: a torch, Hugging Face or Ray dataset, arrays, a frame, a table, or files
+                (`paceline.data.read_parquet`); several in a dict; folds in a list of (train, val) pairs. Each rank gets
+                its part from `get_data_shard()`.
             checkpoint: what `load_checkpoint()` returns at the start: a dict, or the path or URL of a checkpoint.
             checkpoint_strategy: which checkpoints are kept, and where.
 
@@ -190,7 +192,7 @@ class Trainer:
             run_dir: the run folder, or the logdir of a Trainer, for its newest run.
             train_func: a mended function to go on with.
             callbacks: they are not part of the folder: give them again.
-            dataset: the one of the run, if it has one. It is not part of the folder either.
+            dataset: the one of the run, if it has one. Of those, only files are named in the folder and found again.
             trusted: open a folder that this user's account has not written, which may run any code that is in it.
         """
         run = load_run(run_dir)
@@ -200,8 +202,9 @@ class Trainer:
             raise TrainerStateError(f"{run.path} is going on, driven by process {run.status.pid} on {run.status.host}.")
         request = load_call(run.path, train_func, trusted)
         takes = takes_config(request.train_func, has_config=bool(request.config))
-        request = replace(request, takes_config=takes, dataset=resolve_dataset(dataset))
-        if dataset is None and run.request.get("dataset") is not None:
+        supply = request.dataset if dataset is None else resolve_dataset(dataset)
+        request = replace(request, takes_config=takes, dataset=supply)
+        if supply is None and run.request.get("dataset") is not None:
             raise RunNotResumableError(
                 f"{run.path} was given a dataset, which is not part of the folder: make it again, and say "
                 "Trainer.resume(run_dir, dataset=...)."
@@ -232,7 +235,7 @@ class Trainer:
 
         Args:
             train_func: takes nothing, or the config of the trial.
-            dataset: a Ray dataset, or several by name: every trial has all of it, cut into shards for its workers.
+            dataset: as for `run`: every trial has all of it, cut into shards for its workers.
             all_ranks: also give Tune what every rank reports, as `rank_0`, `rank_1` …
             checkpoint_strategy: which checkpoints the run folders keep; Tune's CheckpointConfig says which it keeps.
         """
@@ -366,16 +369,17 @@ class Trainer:
             )
         iterator.close()
 
-    def _suit(self, source: Source | None) -> None:
+    def _suit(self, supply: Supply | None) -> None:
         """Have workers that can read the data; by default that decides where they live."""
-        if source is None or self.engine.name in (source.engine, "inline"):
+        engine = supply.engine if supply is not None else None
+        if engine is None or self.engine.name in (engine, "inline"):
             return
         if self.arguments["engine"] is not None or self._crew.is_set_up:
             raise ArgumentError(
-                f"The dataset can be read on engine={source.engine!r} only; the workers of this Trainer live on "
-                f"{self.engine.name!r}. Make it with Trainer(engine={source.engine!r})."
+                f"The dataset can be read on engine={engine!r} only; the workers of this Trainer live on "
+                f"{self.engine.name!r}. Make it with Trainer(engine={engine!r})."
             )
-        self.engine = resolve_engine(source.engine, max_workers=self.size.max)
+        self.engine = resolve_engine(engine, max_workers=self.size.max)
         self._crew.move_to(self.engine)
 
     def new_folder(self, request: RunRequest) -> RunFolder:

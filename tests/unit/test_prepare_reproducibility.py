@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.checkpoints import CheckpointStore, load, snapshot
 from paceline.errors import ArgumentError
+from paceline.data.seeds import derived_seed
 from paceline.prepare import (
     enable_reproducibility,
     prepare_data_loader,
@@ -19,7 +20,7 @@ from paceline.prepare import (
     rng_state,
     set_rng_state,
 )
-from paceline.prepare.rng import RandomStream, derived_seed
+from paceline.prepare.rng import RandomStream
 from paceline.prepare.scope import close_scope, current_scope
 from paceline.testing import as_worker
 

@@ -1,27 +1,46 @@
-"""Datasets that are cut into shards, one for each rank of a run."""
+"""Datasets: what a run reads, in an order that everybody knows, each row once."""
 
-import sys
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from paceline import registry
-from paceline.data.base import Source
-from paceline.errors import ArgumentTypeError
+if TYPE_CHECKING:
+    from paceline.data.dataset import Dataset, mix
+    from paceline.data.draws import sample_rng
+    from paceline.data.given import Supply, resolve_dataset
+    from paceline.data.making import as_dataset, from_numpy, read_csv, read_json, read_parquet
+    from paceline.data.shard import Shard
 
-__all__ = ["Source", "resolve_dataset"]
+_HOME_OF = {
+    "Dataset": "dataset",
+    "Shard": "shard",
+    "Supply": "given",
+    "as_dataset": "making",
+    "from_numpy": "making",
+    "mix": "dataset",
+    "read_csv": "making",
+    "read_json": "making",
+    "read_parquet": "making",
+    "resolve_dataset": "given",
+    "sample_rng": "draws",
+}
+
+__all__ = [
+    "Dataset",
+    "Shard",
+    "Supply",
+    "as_dataset",
+    "from_numpy",
+    "mix",
+    "read_csv",
+    "read_json",
+    "read_parquet",
+    "resolve_dataset",
+    "sample_rng",
+]
 
 
-def resolve_dataset(dataset: Any) -> Source | None:
-    """Turn what the user gave, a dataset or a dict of them, into a source of shards."""
-    if dataset is None:
-        return None
-    datasets = dataset if isinstance(dataset, dict) else {None: dataset}
-    ray_data = sys.modules.get("ray.data")  # whoever has one of its datasets has imported it
-    for name, one in datasets.items():
-        if ray_data is None or not isinstance(one, ray_data.Dataset):
-            which = "dataset" if name is None else f"dataset[{name!r}]"
-            raise ArgumentTypeError(
-                f"{which} is a {type(one).__module__}.{type(one).__qualname__}; expected a ray.data.Dataset, or a dict "
-                "of them. Other data is opened in the training function."
-            )
-    made: Source = registry.find("dataset", "ray")(datasets)
-    return made
+def __getattr__(name: str) -> Any:
+    """Numpy is imported with the first dataset, not with a Trainer."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'paceline.data' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -13,10 +13,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from paceline.data.seeds import derived_seed
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.prepare.device import get_device, move_batch
 from paceline.prepare.order import BatchOrder, Position, Progress, ShardSampler, Share
-from paceline.prepare.rng import RandomStream, derived_seed
+from paceline.prepare.rng import RandomStream
 from paceline.prepare.scope import current_place, current_scope
 from paceline.workers.base import Place
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler, get_worker_info
 
-from paceline.prepare.rng import RandomStream, derived_seed, seed_generators
+from paceline.data.seeds import derived_seed
+from paceline.prepare.rng import RandomStream, seed_generators
 
 _CHUNK = 4096  # indices drawn at a time: swapping generators costs little then, and a sampler may be endless
 

@@ -40,6 +40,7 @@ def enable_reproducibility(seed: int = 0) -> None:
     torch.backends.cudnn.benchmark = False
     running = session.current()
     if running is not None:
+        running.seed = seed
         running.note("seed", seed=seed)
         running.keep(_Generators(seed))
 

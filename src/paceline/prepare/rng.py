@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import Any
 
 import numpy  # noqa: F401 - datasets and samplers draw from it: it has to be there to be seeded
 import torch
 
 from paceline.frameworks import generators
-
-
-def derived_seed(*parts: int | str) -> int:
-    """A seed of 63 bits. Neighbouring parts give unrelated seeds, which adding numbers would not."""
-    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def seed_generators(seed: int, own: Sequence[torch.Generator] = ()) -> None:

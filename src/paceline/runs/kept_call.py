@@ -32,11 +32,12 @@ _MOST_BYTES = 4 * 2**30
 
 def keep_call(run_dir: Path, request: RunRequest) -> None:
     """OSError when storage refuses. A call that cannot be pickled is not kept: the run itself will say why. Nor is its
-    dataset: even of one that is read from files, Ray's description points into the memory of its cluster."""
+    dataset, unless it is one of files: others may be large, and a Ray dataset points into the memory of its cluster."""
     try:
         # Each is opened by itself: first the paths, by which the modules of the others are found, and the function only
         # when no other one is given.
-        rest = replace(request, train_func=_forgotten, dataset=None)
+        is_kept = request.dataset is not None and request.dataset.is_portable
+        rest = replace(request, train_func=_forgotten, dataset=request.dataset if is_kept else None)
         parts = [os.path.abspath(entry) for entry in sys.path], rest, request.train_func
         packed = [parcel.dumps(part) for part in parts]
     except Exception:

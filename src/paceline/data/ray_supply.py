@@ -17,10 +17,9 @@ from paceline.workers.ray_slots import free_resources
 logger = logging.getLogger(__name__)
 
 
-class RaySource:
-    """One dataset under the name None, or several by name."""
-
-    engine = "ray"
+class RayData:
+    """One dataset under the name None, or several by name. Cut anew for every attempt: an elastic group may have another
+    size each time."""
 
     def __init__(self, datasets: Mapping[str | None, Dataset]):
         if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
@@ -32,8 +31,8 @@ class RaySource:
         self._datasets = dict(datasets)
         self._coordinators: list[Any] = []
 
-    def cut(self, workers: Sequence[WorkerInfo]) -> Sequence[Any]:
-        """Every rank gets equally many rows, since ranks that train together step together; the few rows that are left
+    def cut(self, workers: Sequence[WorkerInfo]) -> list[dict[str | None, Any]]:
+        """By rank, its streams by name. Every rank gets equally many rows, since ranks that train together step together; the few rows that are left
         over are not used. Data is read on the rank's own node where possible."""
         self.close()
         self._warn_when_nobody_can_read()
@@ -44,8 +43,6 @@ class RaySource:
             splits[name] = dataset.streaming_split(len(workers), equal=True, locality_hints=hints)
             # There is no public call that ends a stream before its time.
             self._coordinators.append(getattr(splits[name][0], "_coord_actor", None))
-        if None in splits:
-            return splits[None]
         return [{name: split[rank] for name, split in splits.items()} for rank in range(len(workers))]
 
     def close(self) -> None:
@@ -54,9 +51,8 @@ class RaySource:
             with contextlib.suppress(Exception):
                 ray.kill(coordinator)
 
-    def describe(self) -> Any:
-        texts = {name: repr(dataset) for name, dataset in self._datasets.items()}
-        return texts.get(None, texts)
+    def describe(self) -> dict[str | None, str]:
+        return {name: repr(dataset) for name, dataset in self._datasets.items()}
 
     def _warn_when_nobody_can_read(self) -> None:
         free = free_resources().get("CPU", 0)

@@ -1,0 +1,155 @@
+"""From an epoch's plan to batches: what one rank reads, in this process or in one of a loader's."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+from paceline.data.dealing import Batch, Mark, Rest, batches
+from paceline.data.formats import to_batch
+from paceline.data.plan import Knowledge, Plan, plan
+from paceline.data.rows import Rows
+from paceline.data.tree import Tree
+
+_LOOK_S = 0.2
+
+
+class Form(Protocol):
+    """What a batch is to its user."""
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """Those that it takes; None: all."""
+        ...
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether it is worth a thread of its own."""
+        ...
+
+    def finish(self, rows: Rows) -> Rows:
+        """What can be done to many rows before they are cut into batches."""
+        ...
+
+    def batch(self, rows: Rows) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Formatted:
+    """Rows in one of the known formats, and then as a function of the user's likes them."""
+
+    batch_format: str
+    collate_fn: Callable[[Any], Any] | None = None
+    columns: Sequence[str] | None = None
+
+    @property
+    def is_costly(self) -> bool:
+        return self.collate_fn is not None
+
+    def finish(self, rows: Rows) -> Rows:
+        return rows
+
+    def batch(self, rows: Rows) -> Any:
+        made = to_batch(rows, self.batch_format)
+        return made if self.collate_fn is None else self.collate_fn(made)
+
+
+class Fed(NamedTuple):
+    """A batch of one rank. `stop` is how much of the epoch all ranks have had with it, `num_rows` how many rows all of
+    them have in it, `ids` the numbers of this rank's, without those that only fill it up."""
+
+    stop: int
+    num_rows: int
+    ids: Any
+    data: Any
+
+
+@dataclass(frozen=True)
+class Feed:
+    """All that it takes to read a rank's batches, wherever that is done."""
+
+    tree: Tree
+    seed: int
+    rank: int
+    world_size: int
+    size: int
+    """Rows of a batch, of all ranks together."""
+    rest: Rest
+    form: Form
+
+    def epoch(
+        self,
+        number: int,
+        mark: Mark,
+        knowledge: Knowledge,
+        executor: Executor | None = None,
+        part: int = 0,
+        num_parts: int = 1,
+    ) -> Iterator[Fed]:
+        """The batches that are left of an epoch; of them, every `num_parts`-th."""
+        made = plan(self.tree, self.seed, number, knowledge, self.form.finish, self.form.columns)
+        made.begin(mark.done, self.rank, self.world_size, executor)
+        for batch in islice(batches(made.node, mark, self.size, self.rest), part, None, num_parts):
+            yield self._fed(made, batch)
+
+    def _fed(self, made: Plan, batch: Batch) -> Fed:
+        own = batch.share(self.rank, self.world_size)
+        found = made.read([*own, *batch.filling(self.rank, self.world_size)])
+        if found is None:  # there are fewer rows than ranks: others have them
+            rows, ids = made.read([batch.ranges[0]._replace(stop=batch.ranges[0].start + 1)]) or (None, None)
+            assert rows is not None and ids is not None
+            found = rows.slice(0, 0), ids[:0]
+        rows, ids = found
+        num_own = sum(part.stop - part.start for part in own)
+        return Fed(batch.stop, batch.num_rows, ids[:num_own], self.form.batch(rows))
+
+
+def ahead(items: Callable[[Executor], Iterator[Fed]], num_ahead: int) -> Iterator[Fed]:
+    """Read in threads: blocks always, and whole batches too if some shall be ready ahead."""
+    with contextlib.ExitStack() as stack:
+        executor = ThreadPoolExecutor(1, thread_name_prefix="paceline-read")
+        stack.callback(executor.shutdown, wait=True, cancel_futures=True)
+        if num_ahead > 0:
+            yield from _in_a_thread(items(executor), num_ahead)
+        else:
+            yield from items(executor)
+
+
+def _in_a_thread(items: Iterator[Fed], num_ahead: int) -> Iterator[Fed]:
+    ready: queue.Queue[Any] = queue.Queue(num_ahead)
+    is_over = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not is_over.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=_LOOK_S)
+                return True
+        return False
+
+    def fill() -> None:
+        try:
+            for item in items:
+                if not put(item):
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=fill, name="paceline-batches", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        is_over.set()
+        with contextlib.suppress(queue.Empty):
+            ready.get_nowait()
+        thread.join()

@@ -1,0 +1,140 @@
+"""Parquet files: a block is a row group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import reduce
+from hashlib import blake2b
+from operator import and_
+from typing import Any
+
+from paceline.data.base import Block
+from paceline.data.kinds.files import File, Files, in_parallel
+from paceline.data.rows import Columns, from_arrow
+from paceline.errors import ArgumentError, DataError
+
+_MOST_OPEN = 64
+
+
+class ParquetSource:
+    """What is known of the files, their row groups and columns, is read once, where it is made, and travels."""
+
+    def __init__(self, files: Files, columns: Sequence[str] | None = None):
+        self._files, self._columns = files, None if columns is None else list(columns)
+        self._blocks: list[Block] = []
+        self._places: list[tuple[int, int]] = []
+        """Of each block: its file, and which row group of it."""
+        self._names: list[str] = []
+        self._open = threading.local()
+        self._learn()
+
+    @staticmethod
+    def takes(value: Any) -> bool:
+        return False  # it is made by read_parquet
+
+    def _learn(self) -> None:
+        footers = in_parallel(self._footer, self._files)
+        schema, row = footers[0][0], 0
+        self._names = list(schema.names)
+        for number, (theirs, sizes) in enumerate(footers):
+            _check_schema(self._files[0], schema, self._files[number], theirs)
+            for group, num_rows in enumerate(sizes):
+                if num_rows:
+                    name = f"{self._files[number].path}, row group {group}"
+                    self._places.append((number, group))
+                    self._blocks.append(Block(len(self._blocks), name, num_rows, num_rows, row))
+                row += num_rows
+        if not row:
+            raise DataError(f"{self._files}: there are no rows in {'it' if len(self._files) == 1 else 'them'}.")
+        missing = [name for name in self._columns or () if name not in self._names]
+        if missing:
+            raise ArgumentError(f"columns: there is no {missing[0]!r} in {self._files}; there are {self._names}.")
+
+    def _footer(self, file: File) -> tuple[Any, list[int]]:
+        def read() -> tuple[Any, list[int]]:
+            parquet = self._opened(file)
+            meta = parquet.metadata
+            return parquet.schema_arrow, [meta.row_group(number).num_rows for number in range(meta.num_row_groups)]
+
+        return file.part("its footer", read)  # type: ignore[no-any-return]
+
+    def blocks(self) -> Sequence[Block]:
+        return self._blocks
+
+    def read(self, block: Block, columns: Sequence[str] | None) -> Columns:
+        number, group = self._places[block.number]
+        return from_arrow(self._table(number, group, columns if columns is not None else self._columns))
+
+    def _table(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
+        file = self._files[number]
+        if columns is not None:
+            missing = [name for name in columns if name not in self._names]
+            if missing:
+                raise DataError(f"{file.path} has no column {missing[0]!r}; it has {', '.join(self._names)}.")
+        names = None if columns is None else list(columns)
+        return file.part(f"row group {group}", lambda: self._opened(file).read_row_group(group, columns=names))
+
+    def _opened(self, file: File) -> Any:
+        """An open file of this thread's own. After a failure it is opened anew."""
+        import pyarrow.parquet as pq
+
+        known: dict[str, Any] = self._open.__dict__.setdefault("files", {})
+        if file.path not in known or file.is_failing:
+            if len(known) >= _MOST_OPEN:
+                known.pop(next(iter(known))).close()
+            known[file.path] = pq.ParquetFile(file.open(), memory_map=True, pre_buffer=True)
+        return known[file.path]
+
+    def count_matching(self, block: Block, conditions: Sequence[Any]) -> int:
+        """How many rows of it satisfy Arrow expressions; reads only the columns that these name."""
+        import pyarrow.dataset as ds
+        import pyarrow.fs
+
+        number, group = self._places[block.number]
+        file = self._files[number]
+        if not file.is_local:
+            table = self._table(number, group, None)
+            for condition in conditions:
+                table = table.filter(condition)
+            return int(table.num_rows)
+        fragment = ds.ParquetFileFormat().make_fragment(file.path, pyarrow.fs.LocalFileSystem(), row_groups=[group])
+        every = reduce(and_, conditions)
+        return int(file.part(f"row group {group}", lambda: fragment.count_rows(filter=every)))
+
+    def column_names(self) -> list[str]:
+        return self._columns or self._names
+
+    def fingerprint(self) -> str:
+        digest = blake2b(digest_size=16)
+        for file in self._files:
+            digest.update(f"{file.name} {file.size}\n".encode())
+        digest.update(
+            repr([(block.rows, place) for block, place in zip(self._blocks, self._places, strict=True)]).encode()
+        )
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        rows = sum(block.rows or 0 for block in self._blocks)
+        return {"kind": "parquet", "files": self._files.describe(), "num_rows": rows, "columns": self._names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _open=threading.local())
+
+
+def _check_schema(first: File, expected: Any, file: File, found: Any) -> None:
+    ours, theirs = ({field.name: str(field.type) for field in one} for one in (expected, found))
+    if ours == theirs:
+        return
+    differences = [
+        f"{name!r} is {theirs.get(name, 'not there')} there and {ours.get(name, 'not there')} in {first.path}"
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
+    ]
+    raise DataError(
+        f"The columns of {file.path} differ from those of the other files: {'; '.join(differences[:5])}. Read them apart "
+        "and .mix() them after .select_columns(), or write them anew with one schema."
+    )

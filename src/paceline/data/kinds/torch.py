@@ -1,0 +1,80 @@
+"""torch's datasets: map-style ones by index, iterable ones from their first row on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from paceline.data.rows import Rows, Samples
+from paceline.errors import ArgumentError
+
+
+def _module() -> Any:
+    return sys.modules.get("torch.utils.data")
+
+
+class TorchSource:
+    """A map-style dataset. Its length is asked for once."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+        try:
+            self._size = len(dataset)
+        except TypeError as error:
+            raise ArgumentError(
+                f"dataset: a {type(dataset).__name__} has no length. Give it a __len__, or make it an IterableDataset."
+            ) from error
+
+    @staticmethod
+    def takes(value: Any) -> bool:
+        module = _module()
+        return (
+            module is not None and isinstance(value, module.Dataset) and not isinstance(value, module.IterableDataset)
+        )
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, indices: Any) -> Rows:
+        numbers = indices.tolist()
+        if hasattr(self.dataset, "__getitems__"):
+            return Samples(list(self.dataset.__getitems__(numbers)))
+        return Samples([self.dataset[number] for number in numbers])
+
+    def column_names(self) -> None:
+        return None
+
+    def fingerprint(self) -> str:
+        return f"{type(self.dataset).__module__}.{type(self.dataset).__qualname__} {self._size}"
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "torch", "type": self.fingerprint().split()[0], "num_rows": self._size}
+
+
+class TorchStreamSource:
+    """An iterable dataset. Every rank goes through all of it, so it must not divide itself, and must give the same rows
+    each time. It is told the epoch, if it has `set_epoch`."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    @staticmethod
+    def takes(value: Any) -> bool:
+        module = _module()
+        return module is not None and isinstance(value, module.IterableDataset)
+
+    def open(self, skip: int, epoch: int) -> Iterator[Any]:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        return islice(iter(self.dataset), skip, None)
+
+    def column_names(self) -> None:
+        return None
+
+    def fingerprint(self) -> str:
+        return f"{type(self.dataset).__module__}.{type(self.dataset).__qualname__}"
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "torch iterable", "type": self.fingerprint()}

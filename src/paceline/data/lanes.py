@@ -1,0 +1,250 @@
+"""The places at which the data of one epoch is read: each gives its rows one after the other, by number.
+
+A lane reads ahead in a thread. What it gives is a function of (data, seed, epoch) alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.data.base import Block, Indexed, Stream
+from paceline.data.dealing import Range
+from paceline.data.formats import from_batch
+from paceline.data.ops import Context, Op, apply
+from paceline.data.permutation import Permutation
+from paceline.data.rows import Rows, Samples
+from paceline.data.seeds import derived_seed
+
+_KEPT_WINDOWS = 3
+_AT_ONCE = 16384
+"""Numbers of rows that are shuffled at a time: it costs little more than for one batch."""
+
+Numbered = tuple[Rows, Any]
+"""Rows, and the numbers by which they are known."""
+
+
+class IndexLane:
+    """Any rows by their numbers, in an order that needs no reading."""
+
+    def __init__(self, number: int, source: Indexed, order: Permutation | None, context: Context):
+        self.number, self._source, self._order, self._context = number, source, order, context
+        self._size = len(source)
+        self._known: tuple[int, Any] = (0, np.empty(0, np.int64))
+        """Some of the order, from this slot on."""
+
+    def count_up_to(self, limit: int) -> int:
+        return min(limit, self._size)
+
+    def ranges(self, start: int, stop: int) -> list[Range]:
+        return [Range(self.number, start, stop)]
+
+    def read(self, start: int, stop: int) -> Numbered:
+        from paceline.data.draws import drawing_for
+
+        ids = self._ids(start, stop)
+        with drawing_for(self._context.seed, self._context.epoch, ids):
+            return self._source.take(ids), ids
+
+    def _ids(self, start: int, stop: int) -> Any:
+        if self._order is None:
+            return np.arange(start, stop)
+        first, known = self._known
+        if not first <= start <= stop <= first + len(known):
+            known = self._order(np.arange(start, min(self._size, max(stop, start + _AT_ONCE))))
+            self._known = first, known = start, known
+        return known[start - first : stop - first]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is read at once: some blocks, whose rows are mixed if `seed` is given."""
+
+    blocks: tuple[Block, ...]
+    seed: int | None
+
+
+class BlockLane:
+    """Blocks one after the other. How many rows a block has may be known only when it was read and filtered: that is
+    remembered in `counts`, for all epochs."""
+
+    def __init__(
+        self,
+        number: int,
+        units: Sequence[Unit],
+        read: Callable[[Block], Numbered],
+        count: Callable[[Block], int],
+        counts: MutableMapping[int, int],
+        finish: Callable[[Rows], Rows],
+    ):
+        self.number, self._units, self._read_block, self._count_block = number, units, read, count
+        self._counts, self._finish = counts, finish
+        self._ends: list[int] = []
+        """Of the units whose size is known: where the next one begins."""
+        self._windows: OrderedDict[int, Future[Numbered] | Numbered] = OrderedDict()
+        self.executor: Executor | None = None
+        self.is_ours = False
+        """Whether it is to be read, so that counting its rows may as well read them."""
+
+    def count_up_to(self, limit: int) -> int:
+        while (self._ends[-1] if self._ends else 0) < limit and len(self._ends) < len(self._units):
+            self._ends.append((self._ends[-1] if self._ends else 0) + self._size_of(len(self._ends)))
+        return min(limit, self._ends[-1] if self._ends else 0)
+
+    def ranges(self, start: int, stop: int) -> list[Range]:
+        return [Range(self.number, start, stop)]
+
+    def read(self, start: int, stop: int) -> Numbered:
+        self.is_ours = True
+        self.count_up_to(stop)
+        found: list[Numbered] = []
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            first = self._ends[number - 1] if number else 0
+            upto = min(stop, self._ends[number])
+            rows, ids = self._window(number)
+            found.append((rows.slice(start - first, upto - first), ids[start - first : upto - first]))
+            start, number = upto, number + 1
+        return joined(found)
+
+    def _size_of(self, number: int) -> int:
+        blocks = self._units[number].blocks
+        if self.is_ours and any(block.number not in self._counts for block in blocks):
+            self._window(number)
+        for block in blocks:
+            if block.number not in self._counts:
+                self._counts[block.number] = self._count_block(block)
+        return sum(self._counts[block.number] for block in blocks)
+
+    def _window(self, number: int) -> Numbered:
+        """The rows of a unit. While they are used, the next ones are read."""
+        window = self._windows.get(number)
+        if window is None:
+            window = self._load(number)
+        elif isinstance(window, Future):
+            window = window.result()
+        self._windows[number] = window
+        self._windows.move_to_end(number)
+        following = number + 1
+        if self.executor is not None and following < len(self._units) and following not in self._windows:
+            self._windows[following] = self.executor.submit(self._load, following)
+        while len(self._windows) > _KEPT_WINDOWS:
+            self._windows.popitem(last=False)
+        return window
+
+    def _load(self, number: int) -> Numbered:
+        unit = self._units[number]
+        parts = [self._read_block(block) for block in unit.blocks]
+        for block, (rows, _) in zip(unit.blocks, parts, strict=True):
+            self._counts[block.number] = len(rows)
+        rows, ids = joined(parts)
+        rows = self._finish(rows)
+        if unit.seed is None:
+            return rows, ids
+        order = np.random.Generator(np.random.Philox(unit.seed)).permutation(len(rows))
+        return rows.take(order), ids[order]
+
+
+class StreamLane:
+    """Rows that come one after the other. Every rank goes through all of them, and keeps its own."""
+
+    def __init__(self, number: int, source: Stream, ops: Sequence[Op], context: Context, first_id: int):
+        self.number, self._source, self._ops, self._context = number, source, ops, context
+        self._first_id = first_id
+        self._rows: Iterator[Any] | None = None
+        self._next = 0
+        """The number in the source of the row that comes next."""
+        self._begin, self._kept = 0, deque[tuple[Any, int]]()
+        """Rows that have passed the filters and may still be asked for, from this number on."""
+        self._total: int | None = None
+
+    def skip_to(self, number: int) -> None:
+        """Nothing before it will be asked for: what can be skipped without reading is."""
+        if self._rows is None and not any(op.drops_rows for op in self._ops):
+            self._begin = self._next = number
+
+    def count_up_to(self, limit: int) -> int:
+        while self._total is None and self._begin + len(self._kept) < limit:
+            self._pull()
+        return limit if self._total is None else min(limit, self._total)
+
+    def ranges(self, start: int, stop: int) -> list[Range]:
+        return [Range(self.number, start, stop)]
+
+    def read(self, start: int, stop: int) -> Numbered:
+        if start < self._begin:  # somebody looks back
+            return replay(self, start, stop)
+        self.count_up_to(stop)
+        while self._begin < start:
+            self._kept.popleft()
+            self._begin += 1
+        found = [self._kept[index] for index in range(stop - start)]
+        return _rows_of([row for row, _ in found]), np.array([id for _, id in found], dtype=np.int64)
+
+    def again(self) -> StreamLane:
+        return StreamLane(self.number, self._source, self._ops, self._context, self._first_id)
+
+    def _pull(self) -> None:
+        from paceline.data.draws import drawing_for
+
+        if self._rows is None:
+            self._rows = self._source.open(self._next, self._context.epoch)
+        number = self._next
+        with drawing_for(self._context.seed, self._context.epoch, number):
+            row = next(self._rows, _END)
+        if row is _END:
+            self._total = self._begin + len(self._kept)
+            return
+        self._next += 1
+        context = replace(self._context, name=f"row {number} of {self._context.name}")
+        rows, ids = apply(self._ops, _rows_of([row]), np.array([self._first_id + number]), context)
+        if len(rows):
+            self._kept.append((rows.row(0), int(ids[0])))
+
+
+_END: Any = object()
+
+
+def _rows_of(rows: list[Any]) -> Rows:
+    """Columns, if they are dicts."""
+    if rows and isinstance(rows[0], dict):
+        return from_batch({name: [row[name] for row in rows] for name in rows[0]}, "the dataset")
+    return Samples(rows)
+
+
+def replay(lane: StreamLane, start: int, stop: int) -> Numbered:
+    return lane.again().read(start, stop)
+
+
+def joined(parts: Sequence[Numbered]) -> Numbered:
+    if len(parts) == 1:
+        return parts[0]
+    rows, ids = parts[0]
+    return rows.joined([other for other, _ in parts[1:]]), np.concatenate([ids, *(more for _, more in parts[1:])])
+
+
+def spread(blocks: Sequence[Block], num_lanes: int) -> list[list[Block]]:
+    """Each block to the lane that has least: none has more than one block more than another."""
+    lanes: list[list[Block]] = [[] for _ in range(max(1, min(num_lanes, len(blocks))))]
+    loads = [0] * len(lanes)
+    for block in blocks:
+        least = loads.index(min(loads))
+        lanes[least].append(block)
+        loads[least] += max(1, block.weight)
+    return lanes
+
+
+def units_of(blocks: Sequence[Block], per_unit: int, seed: int | None) -> list[Unit]:
+    return [
+        Unit(
+            tuple(blocks[start : start + per_unit]),
+            None if seed is None else derived_seed("rows", seed, blocks[start].number),
+        )
+        for start in range(0, len(blocks), per_unit)
+    ]

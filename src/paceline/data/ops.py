@@ -1,0 +1,249 @@
+"""What is done to rows on their way: filter, map, choose columns. Each is a value that travels to the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.data.draws import Row, drawing_for
+from paceline.data.formats import from_batch, to_batch
+from paceline.data.rows import Columns, Rows, Samples, to_arrow
+from paceline.errors import DataError, PacelineError
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where rows come from, for messages and for random draws."""
+
+    name: str
+    seed: int = 0
+    epoch: int = 0
+    block: int | None = None
+
+
+class Op(Protocol):
+    drops_rows: bool
+    """Whether there may be fewer rows afterwards."""
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        """The rows, and the numbers by which they are known, afterwards."""
+        ...
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """Those that it looks at; None: any."""
+        ...
+
+    replaces_columns: bool
+    """Whether there are no other columns afterwards."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keeps rows for which a function is true, or an Arrow expression."""
+
+    condition: Any
+    columns: Sequence[str] | None = None
+    drops_rows = True
+    replaces_columns = False
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        if callable(self.condition):
+            keep = np.fromiter(
+                (bool(value) for value in _each(self.condition, rows, ids, context, ".filter()")), bool, len(rows)
+            )
+        else:
+            keep = self._matches(rows)
+        kept = np.flatnonzero(keep)
+        return (rows, ids) if len(kept) == len(rows) else (rows.take(kept), ids[kept])
+
+    def _matches(self, rows: Rows) -> Any:
+        import pyarrow as pa
+
+        if not isinstance(rows, Columns):
+            raise DataError("An Arrow expression can be used with columns only; give .filter() a function.")
+        number = "__row__"
+        table = to_arrow(rows).append_column(number, pa.array(np.arange(len(rows))))
+        keep = np.zeros(len(rows), bool)
+        keep[table.filter(self.condition).column(number).to_numpy()] = True
+        return keep
+
+
+@dataclass(frozen=True)
+class InFold:
+    """Keeps the rows of one fold, or all others. Which fold a row is in follows from its number, or from its group's
+    key: no list is kept, and it is the same in every run."""
+
+    fold: int
+    splits: int
+    is_validation: bool
+    seed: int
+    group: str | None = None
+    drops_rows = True
+    replaces_columns = False
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        return [] if self.group is None else [self.group]
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        if self.group is None:
+            keys = ids
+        else:
+            if not isinstance(rows, Columns):
+                raise DataError("groups= names a column; these rows have none.")
+            keys = _hashes(rows.select([self.group]).columns[self.group])
+        kept = np.flatnonzero((_folds(keys, self.seed, self.splits) == self.fold) == self.is_validation)
+        return rows.take(kept), ids[kept]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Keeps the first rows of the data that come so far. Stands for a Quota."""
+
+    size: int
+    columns: Sequence[str] = ()
+    drops_rows = True
+    replaces_columns = False
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        raise AssertionError("a limit is made a quota before anything is read")
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Keeps the first rows of each block."""
+
+    quotas: dict[int, int]
+    columns: Sequence[str] = ()
+    drops_rows = True
+    replaces_columns = False
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        assert context.block is not None
+        size = min(len(rows), self.quotas.get(context.block, 0))
+        return rows.slice(0, size), ids[:size]
+
+
+@dataclass(frozen=True)
+class Map:
+    """A function of one row."""
+
+    fn: Callable[[Any], Any]
+    drops_rows = False
+    replaces_columns = False
+    columns = None
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        return _gathered(_each(self.fn, rows, ids, context, ".map()"), rows, context), ids
+
+
+@dataclass(frozen=True)
+class MapBatches:
+    """A function of many rows at once. It gives as many back as it gets."""
+
+    fn: Callable[[Any], Any]
+    batch_format: str
+    batch_size: int
+    drops_rows = False
+    replaces_columns = False
+    columns = None
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        if not len(rows):
+            return rows, ids
+        parts = []
+        for start in range(0, len(rows), self.batch_size):
+            part = rows.slice(start, min(len(rows), start + self.batch_size))
+            with drawing_for(context.seed, context.epoch, ids[start : start + len(part)]):
+                given = to_batch(part, self.batch_format)
+                made = from_batch(_called(self.fn, given, context, ".map_batches()"), ".map_batches()")
+            if len(made) != len(part):
+                raise DataError(
+                    f"The function given to .map_batches() got {len(part)} rows of {context.name} and returned "
+                    f"{len(made)}; expected as many. Leave rows out with .filter()."
+                )
+            parts.append(made)
+        return parts[0].joined(parts[1:]), ids
+
+
+@dataclass(frozen=True)
+class Select:
+    """Keeps some columns."""
+
+    names: tuple[str, ...]
+    drops_rows = False
+    replaces_columns = True
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.names
+
+    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+        if not isinstance(rows, Columns):
+            raise DataError(".select_columns(): these rows have no columns.")
+        return rows.select(self.names), ids
+
+
+def apply(ops: Sequence[Op], rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
+    for op in ops:
+        rows, ids = op(rows, ids, context)
+    return rows, ids
+
+
+def _each(fn: Callable[[Any], Any], rows: Rows, ids: Any, context: Context, what: str) -> list[Any]:
+    made = []
+    for index, id in enumerate(ids.tolist()):
+        row = rows.row(index)
+        with drawing_for(context.seed, context.epoch, id):
+            made.append(_called(fn, Row(row, id) if isinstance(row, dict) else row, context, what, index))
+    return made
+
+
+def _called(fn: Callable[[Any], Any], given: Any, context: Context, what: str, index: int | None = None) -> Any:
+    try:
+        return fn(given)
+    except PacelineError:
+        raise
+    except Exception as error:
+        where = context.name if index is None else f"row {index} of {context.name}"
+        error.add_note(f"It was raised by the function given to {what}, for {where}.")
+        raise
+
+
+def _gathered(made: list[Any], former: Rows, context: Context) -> Rows:
+    """What a function made of each row: columns, if it makes dicts."""
+    if not made:
+        return former
+    if not isinstance(made[0], dict):
+        return Samples(made)
+    names = list(made[0])
+    for index, row in enumerate(made):
+        if not isinstance(row, dict) or (list(row) != names and sorted(row) != sorted(names)):
+            raise DataError(
+                f"The function given to .map() made {sorted(names)} of the first row of {context.name} and "
+                f"{sorted(row) if isinstance(row, dict) else type(row).__name__} of row {index}; expected the same "
+                "columns of every row."
+            )
+    return from_batch({name: [row[name] for row in made] for name in names}, ".map()")
+
+
+def _hashes(column: Any) -> Any:
+    """64 bits of each value: the same in every process."""
+    from hashlib import blake2b
+
+    values = column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+    known: dict[Any, int] = {}
+    for value in values:
+        if value not in known:
+            known[value] = int.from_bytes(blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
+    return np.array([known[value] for value in values], dtype=np.int64)
+
+
+def _folds(keys: Any, seed: int, splits: int) -> Any:
+    from paceline.data.permutation import scrambled
+
+    return scrambled(keys, "folds", seed) % splits

@@ -1,0 +1,254 @@
+"""One epoch of a dataset: its lanes, and the tree that says in which order their rows come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.data.base import Block, Blocks, Indexed, Stream
+from paceline.data.dealing import Chain, Head, Node, Range, Together
+from paceline.data.lanes import BlockLane, IndexLane, Numbered, StreamLane, joined, spread, units_of
+from paceline.data.ops import Context, Filter, Limit, Op, Quota, apply
+from paceline.data.permutation import Permutation
+from paceline.data.rows import Rows
+from paceline.data.seeds import derived_seed
+from paceline.data.tree import First, Leaf, Mixture, Repeated, Tree
+
+_VIRTUAL = 1024
+"""Rows of an indexed dataset that are filtered at a time."""
+_ID_BITS = 56
+"""The rest of a row's number says which of several mixed datasets it is from."""
+
+Lane = IndexLane | BlockLane | StreamLane
+
+
+@dataclass
+class Knowledge:
+    """What was learned of the data on the way, good for all epochs: how many rows of a block pass its filters, by leaf."""
+
+    counts: dict[int, dict[int, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Plan:
+    node: Node
+    lanes: list[Lane]
+    batch_ops: list[tuple[Sequence[Op], Context]]
+    """By lane: what is done to its rows when they are in a batch."""
+    finish: Callable[[Rows], Rows]
+
+    def read(self, ranges: Sequence[Range]) -> Numbered | None:
+        """None if there are no rows."""
+        found: list[Numbered] = []
+        for lane, start, stop in ranges:
+            rows, ids = self.lanes[lane].read(start, stop)
+            ops, context = self.batch_ops[lane]
+            if ops:
+                rows, ids = apply(ops, rows, ids, context)
+                rows = self.finish(rows)
+            elif not isinstance(self.lanes[lane], BlockLane):
+                rows = self.finish(rows)
+            found.append((rows, ids))
+        return joined(found) if found else None
+
+    def begin(self, done: int, rank: int, world_size: int, executor: Executor | None) -> None:
+        """It will be read from there on, by that rank."""
+        for number, lane in enumerate(self.lanes):
+            if isinstance(lane, BlockLane):
+                lane.executor = executor
+                lane.is_ours = number * world_size // len(self.lanes) == rank
+            elif isinstance(lane, StreamLane) and len(self.lanes) == 1:
+                lane.skip_to(done)
+
+
+def plan(
+    tree: Tree,
+    seed: int,
+    epoch: int,
+    knowledge: Knowledge,
+    finish: Callable[[Rows], Rows],
+    columns: Sequence[str] | None,
+) -> Plan:
+    builder = _Builder(seed, knowledge, finish, columns)
+    node = builder.node(tree, epoch)
+    return Plan(node, builder.lanes, builder.batch_ops, finish)
+
+
+def known_size(tree: Tree) -> int | None:
+    """How many rows an epoch has; None if that is known only when they are read."""
+    match tree:
+        case Leaf(source, ops=ops):
+            if isinstance(source, Stream) or any(op.drops_rows for op in ops):
+                return None
+            if isinstance(source, Indexed):
+                return len(source)
+            sizes = [block.rows for block in source.blocks()] if isinstance(source, Blocks) else [None]
+            return None if None in sizes else sum(filter(None, sizes))
+        case Mixture(children, _):
+            totals = [known_size(child) for child in children]
+            return None if None in totals else sum(filter(None, totals))
+        case Repeated(child, times):
+            total = known_size(child)
+            return None if total is None else total * times
+        case First(child, size):
+            total = known_size(child)
+            return None if total is None else min(total, size)
+
+
+class _Builder:
+    def __init__(self, seed: int, knowledge: Knowledge, finish: Callable[[Rows], Rows], columns: Sequence[str] | None):
+        self._seed, self._knowledge, self._finish, self._columns = seed, knowledge, finish, columns
+        self.lanes: list[Lane] = []
+        self.batch_ops: list[tuple[Sequence[Op], Context]] = []
+
+    def node(self, tree: Tree, epoch: int) -> Node:
+        match tree:
+            case Leaf():
+                return self._leaf(tree, epoch)
+            case Mixture(children, weights):
+                return Together([self.node(child, epoch) for child in children], weights)
+            case Repeated(child, times):
+                return Chain([self.node(child, epoch * times + number) for number in range(times)])
+            case First(child, size):
+                return Head(self.node(child, epoch), size)
+
+    def _leaf(self, leaf: Leaf, epoch: int) -> Node:
+        seed = self._seed if leaf.shuffle is None or leaf.shuffle.seed is None else leaf.shuffle.seed
+        context = Context(leaf.name, derived_seed("draws", seed, leaf.number), epoch)
+        shuffled = None if leaf.shuffle is None else derived_seed("order", seed, leaf.number, epoch)
+        block_ops, batch_ops = leaf.stages()
+        first_id = leaf.number << _ID_BITS
+        if isinstance(leaf.source, Stream):
+            return self._add(StreamLane(len(self.lanes), leaf.source, block_ops, context, first_id), batch_ops, context)
+        if isinstance(leaf.source, Indexed) and not block_ops:
+            order = None if shuffled is None else Permutation(len(leaf.source), shuffled)
+            return self._add(IndexLane(len(self.lanes), leaf.source, order, context), batch_ops, context)
+        return self._blocks(leaf, shuffled, block_ops, batch_ops, context)
+
+    def _add(self, lane: Lane, batch_ops: Sequence[Op], context: Context) -> Lane:
+        self.lanes.append(lane)
+        self.batch_ops.append((batch_ops, context))
+        return lane
+
+    def _blocks(
+        self, leaf: Leaf, shuffled: int | None, block_ops: Sequence[Op], batch_ops: Sequence[Op], context: Context
+    ) -> Node:
+        reader = BlockReader(leaf, block_ops, batch_ops, context, shuffled, self._columns, self._finish)
+        counts = self._knowledge.counts.setdefault(leaf.number, {})
+        blocks = reader.prepare(counts)
+        if shuffled is not None and reader.shuffles_blocks:
+            order = Permutation(len(blocks), "blocks", shuffled)(np.arange(len(blocks)))
+            blocks = [blocks[index] for index in order]
+        per_unit = leaf.blocks_per_unit(blocks) if shuffled is not None else 1
+        row_seed = shuffled if reader.shuffles_blocks else None
+        finish = (lambda rows: rows) if batch_ops else self._finish
+        return Together(
+            [
+                self._add(
+                    BlockLane(
+                        len(self.lanes), units_of(lane, per_unit, row_seed), reader.read, reader.count, counts, finish
+                    ),
+                    batch_ops,
+                    context,
+                )
+                for lane in spread(blocks, leaf.lanes)
+            ]
+        )
+
+
+class BlockReader:
+    """Reads blocks of a leaf, and does what can drop rows of it. An indexed dataset is read in blocks of its order."""
+
+    def __init__(
+        self,
+        leaf: Leaf,
+        ops: Sequence[Op],
+        batch_ops: Sequence[Op],
+        context: Context,
+        shuffled: int | None,
+        columns: Sequence[str] | None,
+        finish: Callable[[Rows], Rows],
+    ):
+        self._leaf, self._ops, self._context = leaf, ops, context
+        self._first_id = leaf.number << _ID_BITS
+        self._source = leaf.source
+        limited = any(isinstance(op, Limit) for op in ops)
+        self.shuffles_blocks = isinstance(self._source, Blocks) or limited
+        """Else their order is shuffled as a whole."""
+        self._order: Permutation | None = None
+        if isinstance(self._source, Indexed) and shuffled is not None and not limited:
+            self._order = Permutation(len(self._source), shuffled)
+        self._columns = columns_of([*ops, *batch_ops], columns)
+
+    def prepare(self, counts: dict[int, int]) -> list[Block]:
+        """The blocks, of those that have rows. Limits are made into what they are for each block."""
+        blocks = self._all_blocks()
+        for place, op in enumerate(self._ops):
+            if isinstance(op, Limit):
+                quota = self._quota(op.size, self._ops[:place], blocks)
+                self._ops = [*self._ops[:place], quota, *self._ops[place + 1 :]]
+                blocks = [block for block in blocks if quota.quotas.get(block.number)]
+        if not self._ops:
+            for block in blocks:
+                if block.rows is not None:
+                    counts[block.number] = block.rows
+        return blocks
+
+    def _all_blocks(self) -> list[Block]:
+        if isinstance(self._source, Blocks):
+            return list(self._source.blocks())
+        size = len(self._source)  # type: ignore[arg-type]
+        return [
+            Block(
+                number, f"{self._context.name}, from row {start} of its order", None, min(_VIRTUAL, size - start), start
+            )
+            for number, start in enumerate(range(0, size, _VIRTUAL))
+        ]
+
+    def _quota(self, size: int, ops: Sequence[Op], blocks: Sequence[Block]) -> Quota:
+        quotas: dict[int, int] = {}
+        for block in blocks:
+            if size <= 0:
+                break
+            count = block.rows if block.rows is not None and not ops else len(self._read(block, ops, None)[0])
+            quotas[block.number] = min(size, count)
+            size -= count
+        return Quota(quotas)
+
+    def read(self, block: Block) -> Numbered:
+        return self._read(block, self._ops, self._columns)
+
+    def count(self, block: Block) -> int:
+        """How many rows of it pass. Reads no more columns than that takes."""
+        conditions = [op.condition for op in self._ops if isinstance(op, Filter) and not callable(op.condition)]
+        if len(conditions) == len(self._ops) and hasattr(self._source, "count_matching"):
+            return int(self._source.count_matching(block, conditions))
+        if not self._ops and hasattr(self._source, "count"):
+            return int(self._source.count(block))
+        return len(self._read(block, self._ops, columns_of(self._ops, []))[0])
+
+    def _read(self, block: Block, ops: Sequence[Op], columns: Sequence[str] | None) -> Numbered:
+        if isinstance(self._source, Blocks):
+            rows = self._source.read(block, columns)
+            ids = block.first_id + np.arange(len(rows))
+        else:
+            slots = np.arange(block.first_row or 0, (block.first_row or 0) + block.weight)
+            ids = slots if self._order is None else self._order(slots)
+            rows = self._source.take(ids)  # type: ignore[attr-defined]
+        context = Context(block.name, self._context.seed, self._context.epoch, block.number)
+        rows, ids = apply(ops, rows, ids, context)
+        return rows, ids + self._first_id if self._first_id else ids
+
+
+def columns_of(ops: Sequence[Op], wanted: Sequence[str] | None) -> list[str] | None:
+    """The columns that have to be read for these ops, when `wanted` is what is asked for at the end; None: all."""
+    needed: Any = wanted
+    for op in reversed(ops):
+        if op.columns is None:
+            return None
+        needed = op.columns if op.replaces_columns else (None if needed is None else [*needed, *op.columns])
+    return None if needed is None else list(dict.fromkeys(needed))

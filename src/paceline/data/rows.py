@@ -1,0 +1,190 @@
+"""Rows in memory: as columns, or as whatever objects a dataset gives.
+
+Numbers are numpy arrays, which are cut, gathered and joined for next to nothing; text and whatever else has no such form
+stays in Arrow.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from paceline.errors import DataError
+
+Column = Any
+"""A numpy array, or an Arrow array."""
+
+
+class Rows(Protocol):
+    def __len__(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> Self: ...
+
+    def take(self, indices: Any) -> Self: ...
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        """This one, and then the others."""
+        ...
+
+    def row(self, index: int) -> Any:
+        """One of them, as a function of the user's gets it."""
+        ...
+
+
+class Columns:
+    """Of equal length, by name."""
+
+    def __init__(self, columns: Mapping[str, Column], size: int | None = None):
+        self.columns = dict(columns)
+        self._size = len(next(iter(self.columns.values()), ())) if size is None else size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def slice(self, start: int, stop: int) -> "Columns":
+        if start == 0 and stop == self._size:
+            return self
+        return Columns({name: column[start:stop] for name, column in self.columns.items()}, stop - start)
+
+    def take(self, indices: Any) -> "Columns":
+        return Columns(
+            {
+                name: column.take(indices, 0) if isinstance(column, np.ndarray) else column.take(indices)
+                for name, column in self.columns.items()
+            },
+            len(indices),
+        )
+
+    def joined(self, others: Sequence["Columns"]) -> "Columns":
+        if not others:
+            return self
+        parts = [self, *others]
+        return Columns(
+            {name: _joined([part.columns[name] for part in parts]) for name in self.columns}, sum(map(len, parts))
+        )
+
+    def row(self, index: int) -> dict[str, Any]:
+        return {
+            name: _plain(column[index]) if isinstance(column, np.ndarray) else column[index].as_py()
+            for name, column in self.columns.items()
+        }
+
+    def select(self, names: Sequence[str]) -> "Columns":
+        missing = [name for name in names if name not in self.columns]
+        if missing:
+            raise DataError(f"There is no column {missing[0]!r}; there are {', '.join(map(repr, self.columns))}.")
+        return Columns({name: self.columns[name] for name in names}, self._size)
+
+
+class Samples:
+    """Objects as a dataset gives them: tuples of tensors, say."""
+
+    def __init__(self, samples: Sequence[Any]):
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def slice(self, start: int, stop: int) -> "Samples":
+        return Samples(self.samples[start:stop])
+
+    def take(self, indices: Any) -> "Samples":
+        return Samples([self.samples[index] for index in indices])
+
+    def joined(self, others: Sequence["Samples"]) -> "Samples":
+        return Samples([sample for part in (self, *others) for sample in part.samples])
+
+    def row(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def from_arrow(table: Any) -> Columns:
+    """An Arrow table or record batch."""
+    return Columns({name: unwrapped(table.column(name)) for name in table.schema.names}, table.num_rows)
+
+
+def unwrapped(column: Any) -> Column:
+    """An Arrow column as a numpy array, if it holds numbers or equally long lists of them."""
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # more than one array can hold
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    kind = array.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+    if is_number or pa.types.is_temporal(kind):
+        if array.null_count and not pa.types.is_floating(kind):
+            return array  # numpy knows no missing integers: it would make other numbers of them
+        return array.to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _matrix(array)
+    return array
+
+
+def _matrix(array: Any) -> Column:
+    import pyarrow as pa
+
+    inner = array.type.value_type
+    is_number = pa.types.is_integer(inner) or pa.types.is_floating(inner)
+    if not is_number or array.null_count or len(array) == 0:
+        return array
+    values = array.flatten()
+    width = len(values) // len(array)
+    if values.null_count or len(values) != width * len(array):
+        return array
+    if not pa.types.is_fixed_size_list(array.type):
+        offsets = array.offsets.to_numpy()
+        if not (np.diff(offsets) == width).all():
+            return array
+    return values.to_numpy(zero_copy_only=False).reshape(len(array), width)
+
+
+def to_arrow(rows: Columns) -> Any:
+    import pyarrow as pa
+
+    return pa.table({name: _arrow_array(column) for name, column in rows.columns.items()})
+
+
+def _arrow_array(column: Column) -> Any:
+    import pyarrow as pa
+
+    if not isinstance(column, np.ndarray):
+        return column
+    if column.ndim == 1:
+        return pa.array(column)
+    flat = _arrow_array(column.reshape(-1, *column.shape[2:]))
+    return pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
+
+
+def as_numpy(name: str, column: Column) -> Any:
+    if isinstance(column, np.ndarray):
+        return column
+    import pyarrow as pa
+
+    kind = column.type
+    if column.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise DataError(
+            f"The column {name!r} has {column.null_count} missing values among its {kind} numbers, which numpy and torch "
+            "do not know. Leave such rows out with .filter(), fill them in with .map_batches(), or read batches with "
+            'batch_format="pandas" or "pyarrow".'
+        )
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _joined(parts: Sequence[Column]) -> Column:
+    if all(isinstance(part, np.ndarray) for part in parts):
+        if len({part.shape[1:] for part in parts}) == 1:
+            return np.concatenate(parts)
+    import pyarrow as pa
+
+    arrays = [_arrow_array(part) for part in parts]
+    kinds = {array.type for array in arrays}
+    if len(kinds) > 1:  # equally long lists in one place, lists of any length in another
+        plain = next(array.type for array in arrays if not pa.types.is_fixed_size_list(array.type))
+        arrays = [array.cast(plain) for array in arrays]
+    return pa.concat_arrays(arrays)
+
+
+def _plain(value: Any) -> Any:
+    """A number of Python's, not of numpy's."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,360 @@
+"""One rank's part of a dataset, as batches; and where it is."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.data.dealing import Deal, Mark, Rest, Standing, merge
+from paceline.data.feed import Fed, Feed, Form, Formatted, ahead
+from paceline.data.formats import check_format
+from paceline.data.plan import Knowledge, known_size
+from paceline.data.tree import Tree, leaves
+from paceline.errors import ArgumentError, ArgumentTypeError, DataError
+
+_RESTS = ("uneven", "pad", "drop")
+_NUM_AHEAD = 2
+LAST: Any = "the last column"
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The batch that a loop is at: how many rows this rank has of it, and all ranks together."""
+
+    number: int
+    num_own: int
+    num_rows: int
+    world_size: int
+
+
+_num_batches = itertools.count()
+
+
+class Shard:
+    """What `get_data_shard()` gives: this rank's part of every epoch.
+
+    Each loop over its batches is one epoch, and epochs count themselves. A run that is resumed goes on where it was,
+    with however many ranks; a loop that was left early is not continued by the next one, which is a new epoch.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: Callable[[], int] = lambda: 0,
+        on_rows: Callable[[int, Any], None] | None = None,
+    ):
+        self.tree, self.rank, self.world_size = tree, rank, world_size
+        self._seed, self._on_rows = seed, on_rows
+        self._knowledge = Knowledge()
+        self._begun: dict[int, Mark] = {}
+        """Where this process began, by epoch."""
+        self._epoch, self._stop, self._size = 0, None, None  # type: tuple[int, int | None, int | None]
+        self._num_loops = 0
+        self.latest: Latest | None = None
+        self.wait_s = 0.0
+        """How long loops have waited for data so far."""
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def iter_batches(
+        self,
+        batch_size: int | None = None,
+        batch_format: str = "numpy",
+        *,
+        global_batch_size: int | None = None,
+        rest: Rest = "uneven",
+        epochs: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        prefetch_batches: int | None = None,
+    ) -> Batches:
+        """Batches of rows: dicts of arrays, data frames, Arrow tables, or dicts of tensors.
+
+        Args:
+            batch_size: rows of each rank in a batch. Default: 256, if `global_batch_size` is not given.
+            batch_format: "numpy", "pandas", "pyarrow" or "torch".
+            global_batch_size: rows of all ranks together: then batch k has the same rows for any number of ranks.
+            rest: what becomes of the last rows, if they are less than a batch. "uneven" deals them out as they are, so
+                that ranks may differ by a row and have none; "pad" repeats rows, "drop" leaves them out.
+            epochs: go through so many epochs in one loop, counted from the run's beginning. Default: a loop is one.
+            collate_fn: called with each batch.
+            prefetch_batches: how many to have ready in advance. Blocks of data are always read ahead.
+        """
+        form = Formatted(check_format(batch_format), collate_fn)
+        return self._batches(form, batch_size, global_batch_size, rest, epochs, prefetch_batches)
+
+    def iter_torch_batches(
+        self,
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        rest: Rest = "uneven",
+        epochs: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        prefetch_batches: int | None = None,
+    ) -> Batches:
+        """The same as `iter_batches` with tensors. `collate_fn` gets a dict of tensors, or of a dataset whose rows are
+        no columns a list of rows."""
+        form: Form = Formatted("torch", collate_fn)
+        if collate_fn is not None:
+            form = CollatedRows(collate_fn)
+        return self._batches(form, batch_size, global_batch_size, rest, epochs, prefetch_batches)
+
+    def to_torch(
+        self,
+        batch_size: int | None = None,
+        *,
+        feature_columns: Sequence[str] | None = None,
+        label_column: str | None = LAST,
+        feature_dtype: Any = None,
+        global_batch_size: int | None = None,
+        rest: Rest = "uneven",
+        epochs: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        prefetch_batches: int | None = None,
+        num_workers: int = 0,
+        **loader_options: Any,
+    ) -> Any:
+        """For `for x, y in shard.to_torch(batch_size=64)`: x is a matrix of the feature columns, y the label column.
+
+        Rows that are no columns are collated as torch's DataLoader does.
+
+        Args:
+            feature_columns: default: all but the label.
+            label_column: default: the last column; None: there is none, and a batch is x.
+            feature_dtype: numpy's type of the matrix. Default: that of the columns, float32 if they differ or are float64.
+            num_workers: processes that read and collate; 0 does it in threads of this one.
+            loader_options: of torch's DataLoader: pin_memory, persistent_workers, prefetch_factor …
+        """
+        from paceline.data.torch_shard import torch_form, torch_loader
+
+        form = torch_form(self, feature_columns, label_column, feature_dtype, collate_fn)
+        made = self._batches(form, batch_size, global_batch_size, rest, epochs, prefetch_batches)
+        return torch_loader(made, num_workers, loader_options) if num_workers or loader_options else made
+
+    def to_tf(
+        self,
+        feature_columns: str | Sequence[str],
+        label_columns: str | Sequence[str],
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        rest: Rest = "uneven",
+    ) -> Any:
+        """A `tf.data.Dataset` of (features, labels), one epoch for each loop over it. One column is a tensor, several
+        are a dict of tensors. TensorFlow's own sharding is turned off: the rows are this rank's."""
+        from paceline.data.tensorflow_batches import tf_dataset
+
+        made = self._batches(Formatted("numpy"), batch_size, global_batch_size, rest, None, None)
+        return tf_dataset(made, feature_columns, label_columns)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Row by row. So it can be the dataset of a torch DataLoader without worker processes: for those, and for a
+        position that counts whole batches, there is `to_torch(num_workers=...)`."""
+        for batch in self._batches(RowByRow(), 1, None, "uneven", None, 0):
+            yield from batch
+
+    def _batches(
+        self,
+        form: Form,
+        batch_size: int | None,
+        global_batch_size: int | None,
+        rest: Rest,
+        epochs: int | None,
+        prefetch: int | None,
+    ) -> Batches:
+        size = _global_size(batch_size, global_batch_size, self.world_size)
+        if rest not in _RESTS:
+            raise ArgumentError(f"rest={rest!r}: expected one of {', '.join(map(repr, _RESTS))}.")
+        for name, value in (("epochs", epochs), ("prefetch_batches", prefetch)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ArgumentError(f"{name}={value!r}: expected a whole number, at least 0.")
+        feed = Feed(self.tree, self._seed(), self.rank, self.world_size, size, rest, form)
+        is_costly = form.is_costly or any(leaf.stages()[1] for leaf in leaves(self.tree))
+        return Batches(self, feed, epochs, prefetch if prefetch is not None else (_NUM_AHEAD if is_costly else 0))
+
+    # --- position -----------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or comes next."""
+        return self._epoch + (self._stop is not None and not self._is_reading)
+
+    _is_reading = False
+
+    def standing(self) -> Standing:
+        return Standing(self._epoch, self._stop, self._size, self.rank, self.world_size, self._begun)
+
+    def go_on(self, marks: Mapping[int, Mark]) -> None:
+        """Where the next loop begins."""
+        self._begun, self._epoch, self._stop, self._size = dict(marks), min(marks, default=0), None, None
+
+    def begin_loop(self, size: int) -> tuple[int, int, Mark]:
+        """The number of the loop, its epoch, and what was had of that."""
+        if self._stop is not None:  # the loop before was left early: what is left of its epoch is not wanted
+            self._epoch, self._stop = self._epoch + 1, None
+        self._num_loops += 1
+        self._size = size
+        return self._num_loops, self._epoch, self._begun.get(self._epoch, Mark())
+
+    def took(self, loop: int, epoch: int, fed: Fed) -> None:
+        if loop == self._num_loops:  # of two loops at a time, the later one holds the position
+            self._epoch, self._stop = epoch, fed.stop
+        self.latest = Latest(next(_num_batches), len(fed.ids), fed.num_rows, self.world_size)
+        if self._on_rows is not None:
+            self._on_rows(epoch, fed.ids)
+
+    def ended(self, loop: int, epoch: int) -> None:
+        if loop == self._num_loops:
+            self._epoch, self._stop = epoch + 1, None
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self._knowledge
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank {self.rank} of {self.world_size}, epoch {self._epoch})"
+
+
+class Batches:
+    """Loop over it: each loop is an epoch, or as many as were asked for."""
+
+    def __init__(self, shard: Shard, feed: Feed, epochs: int | None, num_ahead: int):
+        self.shard, self.feed, self.epochs, self._num_ahead = shard, feed, epochs, num_ahead
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.tracked(self._read)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, if it can be known without reading."""
+        total, size = known_size(self.feed.tree), self.feed.size
+        if total is None:
+            raise TypeError("how many rows there are is not known before they are read")
+        return total // size if self.feed.rest == "drop" else -(-total // size)
+
+    def tracked(self, read: Callable[[int, Mark], Iterator[Fed]]) -> Iterator[Any]:
+        """The batches that `read` gives of an epoch, noted as they are handed out."""
+        shard = self.shard
+        if self.epochs is not None and shard.epoch >= self.epochs:
+            return
+        while True:
+            loop, epoch, mark = shard.begin_loop(self.feed.size)
+            items = read(epoch, mark)
+            is_empty = True
+            try:
+                while (fed := self._next(items)) is not None:
+                    is_empty = False
+                    shard.took(loop, epoch, fed)
+                    yield fed.data
+            finally:
+                close = getattr(items, "close", None)
+                if close is not None:
+                    close()
+            if is_empty and mark == Mark():
+                raise _nothing(self.feed)
+            shard.ended(loop, epoch)
+            if self.epochs is None or epoch + 1 >= self.epochs:
+                return
+
+    def _next(self, items: Iterator[Fed]) -> Fed | None:
+        begin = time.perf_counter()
+        try:
+            return next(items, None)
+        finally:
+            self.shard.wait_s += time.perf_counter() - begin
+
+    def _read(self, epoch: int, mark: Mark) -> Iterator[Fed]:
+        feed, knowledge = self.feed, self.shard.knowledge
+        return ahead(lambda executor: feed.epoch(epoch, mark, knowledge, executor), self._num_ahead)
+
+
+@dataclass(frozen=True)
+class RowByRow:
+    columns = None
+    is_costly = False
+
+    def finish(self, rows: Any) -> Any:
+        return rows
+
+    def batch(self, rows: Any) -> list[Any]:
+        return [rows.row(index) for index in range(len(rows))]
+
+
+@dataclass(frozen=True)
+class CollatedRows:
+    """Columns as tensors, or a list of rows, for a function of the user's."""
+
+    collate_fn: Callable[[Any], Any]
+    columns = None
+    is_costly = True
+
+    def finish(self, rows: Any) -> Any:
+        return rows
+
+    def batch(self, rows: Any) -> Any:
+        from paceline.data.rows import Samples
+
+        if isinstance(rows, Samples):
+            return self.collate_fn(list(rows.samples))
+        return Formatted("torch", self.collate_fn).batch(rows)
+
+
+def standing_as_state(standing: Standing) -> dict[str, Any]:
+    """For a checkpoint."""
+    return {
+        "epoch": standing.epoch,
+        "stop": standing.stop,
+        "size": standing.size,
+        "rank": standing.rank,
+        "world_size": standing.world_size,
+        "begun": [
+            [epoch, mark.done, [[list(deal) for deal in deals] for deals in mark.ahead]]
+            for epoch, mark in standing.begun.items()
+        ],
+    }
+
+
+def standing_of(state: Mapping[str, Any]) -> Standing:
+    try:
+        begun = {
+            int(epoch): Mark(int(done), tuple(tuple(Deal(*deal) for deal in deals) for deals in ahead))
+            for epoch, done, ahead in state["begun"]
+        }
+        return Standing(state["epoch"], state["stop"], state["size"], state["rank"], state["world_size"], begun)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"A checkpoint's position in the data cannot be read: {state!r}.") from error
+
+
+def position_of(states: Sequence[Mapping[str, Any] | None]) -> dict[int, Mark]:
+    """Where to go on, from what all ranks have saved."""
+    return merge(standing_of(state) for state in states if state is not None)
+
+
+def _global_size(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:
+    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ArgumentTypeError(f"{name}={value!r} is a {type(value).__name__}; expected a whole number.")
+        if value is not None and value < 1:
+            raise ArgumentError(f"{name}={value!r}: expected at least 1.")
+    if batch_size is not None and global_batch_size is not None:
+        raise ArgumentError(
+            f"batch_size={batch_size} is for each rank, global_batch_size={global_batch_size} for all ranks together: "
+            "give one of them."
+        )
+    if global_batch_size is not None and global_batch_size < world_size:
+        raise ArgumentError(f"global_batch_size={global_batch_size} is less than a row for each of {world_size} ranks.")
+    return global_batch_size or (batch_size or 256) * world_size
+
+
+def _nothing(feed: Feed) -> DataError:
+    named = ", ".join(leaf.name for leaf in leaves(feed.tree))
+    if feed.rest == "drop":
+        return DataError(
+            f'{named}: an epoch has less rows than one batch of {feed.size} (all ranks together), and rest="drop" leaves '
+            "them out."
+        )
+    return DataError(f"{named}: there are no rows. Is the data empty, or does a filter drop all of it?")

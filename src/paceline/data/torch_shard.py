@@ -1,0 +1,117 @@
+"""Shards for torch: features and labels, and loaders with processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from paceline.data.dealing import Mark
+from paceline.data.feed import Fed, Feed
+from paceline.data.plan import Knowledge
+from paceline.data.rows import Columns, Rows, Samples
+from paceline.data.torch_batches import FeaturesAndLabel, collated, pair
+from paceline.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from paceline.data.shard import Batches, Shard
+
+_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "dataset")
+
+
+@dataclass(frozen=True)
+class TorchForm:
+    shape: FeaturesAndLabel
+    collate_fn: Callable[[Any], Any] | None
+    columns: Sequence[str] | None
+
+    @property
+    def is_costly(self) -> bool:
+        return self.collate_fn is not None
+
+    def finish(self, rows: Rows) -> Rows:
+        return self.shape(rows) if isinstance(rows, Columns) else rows
+
+    def batch(self, rows: Rows) -> Any:
+        if isinstance(rows, Samples):
+            return (self.collate_fn or collated)(list(rows.samples))
+        assert isinstance(rows, Columns)
+        made = pair(rows)
+        return made if self.collate_fn is None else self.collate_fn(made)
+
+
+def torch_form(
+    shard: Shard,
+    feature_columns: Sequence[str] | None,
+    label_column: Any,
+    feature_dtype: Any,
+    collate_fn: Callable[[Any], Any] | None,
+) -> TorchForm:
+    from paceline.data.shard import LAST
+
+    features = [feature_columns] if isinstance(feature_columns, str) else feature_columns
+    label = LAST if label_column is LAST else label_column
+    columns = None
+    if features is not None and label is not LAST:
+        columns = [*features, *([label] if label else [])]
+    return TorchForm(FeaturesAndLabel(features, label, feature_dtype, is_last=label is LAST), collate_fn, columns)
+
+
+class LoaderFeed(IterableDataset[Any]):
+    """What the processes of a loader read: of the rank's batches, each of them takes its turn. Where to begin is in
+    shared memory, since processes that persist get a dataset once only."""
+
+    def __init__(self, feed: Feed):
+        self.feed = feed
+        self._epoch = multiprocessing.get_context("fork").Value("q", 0)
+        self._mark: Mark = Mark()
+        self._mark_epoch = 0
+        self._knowledge = Knowledge()
+
+    def begin(self, epoch: int, mark: Mark) -> None:
+        self._epoch.value = epoch
+        if mark != Mark():
+            self._mark, self._mark_epoch = mark, epoch
+
+    def __iter__(self) -> Iterator[Fed]:
+        worker = get_worker_info()
+        part, num_parts = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        epoch = self._epoch.value
+        mark = self._mark if epoch == self._mark_epoch else Mark()
+        return self.feed.epoch(epoch, mark, self._knowledge, None, part, num_parts)
+
+
+class TorchLoader:
+    """A torch DataLoader of batches that come from a shard, which knows what was handed out of them."""
+
+    def __init__(self, batches: Batches, num_workers: int, options: dict[str, Any]):
+        self._batches, self._options, self._num_workers = batches, options, num_workers
+        self._feed: LoaderFeed | None = None
+        self._loader: DataLoader[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches.tracked(self._read)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def _read(self, epoch: int, mark: Mark) -> Iterator[Fed]:
+        if self._loader is None or mark != Mark():
+            self._feed = LoaderFeed(self._batches.feed)
+            self._feed.begin(epoch, mark)
+            self._loader = DataLoader(self._feed, batch_size=None, num_workers=self._num_workers, **self._options)
+        assert self._feed is not None
+        self._feed.begin(epoch, mark)
+        return (Fed(*fed) for fed in self._loader)
+
+
+def torch_loader(batches: Batches, num_workers: int, options: dict[str, Any]) -> TorchLoader:
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        raise ArgumentError(f"num_workers={num_workers!r}: expected a whole number, at least 0.")
+    wrong = [name for name in options if name in _OURS]
+    if wrong:
+        raise ArgumentError(f"to_torch({wrong[0]}=...): a shard decides that itself; see its other arguments.")
+    return TorchLoader(batches, num_workers, options)
