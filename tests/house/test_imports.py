@@ -29,17 +29,18 @@ FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in part
 
 # A third party is imported in the modules named here and nowhere else.
 HOMES = {
-    "torch": {"frameworks/torch", "backends/torch", "prepare/"},
-    "numpy": {"frameworks/numpy", "prepare/rng", "callbacks/tensorboard_logger"},
-    "pandas": {"runs/pandas_frame"},
-    "fsspec": {"checkpoints/storage/fsspec"},
+    "torch": {"frameworks/torch", "backends/torch", "prepare/", "data/torch"},
+    "numpy": {"frameworks/numpy", "prepare/rng", "callbacks/tensorboard_logger", "data/"},
+    "pandas": {"runs/pandas_frame", "data/pandas"},
+    "pyarrow": {"data/"},
+    "fsspec": {"checkpoints/storage/fsspec", "data/kinds/files"},
     "tensorboardX": {"callbacks/tensorboard_logger"},
     "mlflow": {"callbacks/mlflow_logger"},
     "wandb": {"callbacks/wandb_logger"},
     "IPython": {"callbacks/progress"},
     "rich": {"callbacks/", "trainer", "worker_table"},
     "ray": {"workers/ray", "data/ray", "search/tune"},
-    "tensorflow": set(),
+    "tensorflow": {"data/tensorflow"},
 }
 
 

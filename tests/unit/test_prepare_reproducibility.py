@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.checkpoints import CheckpointStore, load, snapshot
-from paceline.errors import ArgumentError
 from paceline.data.seeds import derived_seed
+from paceline.errors import ArgumentError
 from paceline.prepare import (
     enable_reproducibility,
     prepare_data_loader,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from paceline.data.dataset import Dataset
-from paceline.data.dealing import Mark, Standing
 from paceline.data.given import Handout
-from paceline.data.shard import Shard, position_of, standing_as_state
-from paceline.errors import ArgumentError, TrainerStateError
+from paceline.data.shard import Shard
+from paceline.errors import ArgumentError, DataError, TrainerStateError
 from paceline.workers.base import Place
 
 logger = logging.getLogger(__name__)
-
-NO_DATASET = "this run was given no dataset. Pass one: trainer.run(train_func, dataset=...)."
 
 
 class Door:
@@ -33,13 +31,14 @@ class Door:
     ):
         self._handout, self._place, self._seed = handout, place, seed
         self._keep, self._on_rows = keep, on_rows
-        self._shards: dict[str, Shard] = {}
-        self._restored: dict[str, dict[int, Mark]] = {}
+        self._shards: dict[str, Any] = {}
+        self._restored: dict[str, list[Any]] = {}
+        """Of each shard, what all ranks had saved of it."""
         self._is_kept = False
 
     @property
     def wait_s(self) -> float:
-        return sum(shard.wait_s for shard in self._shards.values())
+        return float(sum(shard.wait_s for shard in self._shards.values()))
 
     @property
     def latest(self) -> Any:
@@ -59,58 +58,73 @@ class Door:
 
     def dataset(self, name: str | None, what: str = "get_dataset()") -> Any:
         item = self.item(name, what)
-        return self._bound(item, name) if isinstance(item, Dataset) else RayInWorker(item, self._place.world_rank)
+        return self._bound(item, name) if isinstance(item, Dataset) else RayInWorker(self, item, name)
 
     def _bound(self, dataset: Dataset, name: str | None) -> Dataset:
         return dataset.bound(_Named(self, name))
 
     def make(self, dataset: Dataset, name: str | None, rank: int | None) -> Shard:
         """The same one each time: it knows how often it was looped over."""
-        number = self._place.world_rank if rank is None else rank
-        if not 0 <= number < self._place.world_size:
-            raise ArgumentError(f"get_shard({rank}): the ranks are 0 to {self._place.world_size - 1}.")
+        place, number = self._place, self._place.world_rank if rank is None else rank
+        if not 0 <= number < place.world_size:
+            raise ArgumentError(f"get_shard({rank}): the ranks are 0 to {place.world_size - 1}.")
+        if number != place.world_rank:  # somebody else's: its position is not ours to keep
+            return Shard(dataset.tree, number, place.world_size, self._seed)
         key = f"{name or ''}|{dataset.fingerprint()}"
-        if number != self._place.world_rank:  # somebody else's: its position is not ours to keep
-            return Shard(dataset.tree, number, self._place.world_size, self._seed)
         if key not in self._shards:
-            on_rows = None
-            if self._on_rows is not None:
-                tell = self._on_rows
+            tell = self._on_rows
+            on_rows = None if tell is None else partial(tell, name)
+            self._add(key, Shard(dataset.tree, number, place.world_size, self._seed, on_rows), repr(dataset))
+        made: Shard = self._shards[key]
+        return made
 
-                def on_rows(epoch: int, ids: Any) -> None:
-                    tell(name, epoch, ids)
+    def make_of_stream(self, stream: Any, name: str | None) -> Any:
+        """The same of a Ray dataset, of which this rank has a stream."""
+        key = f"{name or ''}|ray"
+        if key not in self._shards:
+            from paceline.data.ray_shard import RayShard
 
-            self._shards[key] = shard = Shard(dataset.tree, number, self._place.world_size, self._seed, on_rows)
-            if not self._is_kept:
-                self._is_kept = True
-                self._keep(self)
-            if key in self._restored:
-                shard.go_on(self._restored[key])
-            elif self._restored and number == 0:
-                logger.warning(
-                    "The checkpoint has a position in other data than %r, which is read from its first row on.", dataset
-                )
+            self._add(key, RayShard(stream, self._place.world_rank, self._place.world_size), "this Ray dataset")
         return self._shards[key]
+
+    def _add(self, key: str, shard: Any, description: str) -> None:
+        self._shards[key] = shard
+        if not self._is_kept:
+            self._is_kept = True
+            self._keep(self)
+        if key in self._restored:
+            shard.go_on(self._restored[key])
+        elif self._restored and self._place.world_rank == 0:
+            logger.warning(
+                "The checkpoint has a position in other data than %s, which is read from its first row on.", description
+            )
 
     # --- as a Keeper --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        rank, size = self._place.world_rank, self._place.world_size
-        unread = {
-            key: Standing(min(marks, default=0), None, None, rank, size, marks)
-            for key, marks in self._restored.items()
-            if key not in self._shards
-        }
-        read = {key: shard.standing() for key, shard in self._shards.items()}
-        return {key: standing_as_state(standing) for key, standing in {**unread, **read}.items()}
+        """By shard. What was restored and is not read (yet) stays as it was."""
+        place = self._place
+        unread = {key: states for key, states in self._restored.items() if key not in self._shards}
+        kept = {"place": [place.world_rank, place.world_size]}
+        return {**kept, "unread": unread, "read": {key: shard.state() for key, shard in self._shards.items()}}
 
     def restore(self, own: Any | None, everybody: Callable[[], list[Any | None]]) -> None:
-        states: list[Mapping[str, Any]] = [state for state in everybody() if state]
-        keys = {key: None for state in states for key in state}
-        self._restored = {key: position_of([state.get(key) for state in states]) for key in keys}
+        self._restored = _by_shard([state for state in everybody() if state])
         for key, shard in self._shards.items():
             if key in self._restored:
                 shard.go_on(self._restored[key])
+
+
+def _by_shard(states: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What each rank has saved of a shard. Who has not read it says what it began with, if nobody has read it."""
+    try:
+        read = {
+            key: [one["read"][key] for one in states if key in one["read"]] for one in states for key in one["read"]
+        }
+        unread = {key: list(value) for one in states for key, value in one["unread"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"A checkpoint's position in the data cannot be read: {states!r}.") from error
+    return {**unread, **read}
 
 
 class _Named:
@@ -126,13 +140,14 @@ class _Named:
 class RayInWorker:
     """A Ray dataset, of which this rank has its stream."""
 
-    def __init__(self, stream: Any, rank: int):
-        self._stream, self._rank = stream, rank
+    def __init__(self, door: Door, stream: Any, name: str | None):
+        self._door, self._stream, self._name = door, stream, name
 
     def get_split(self) -> Any:
-        return self._stream
+        return self._door.make_of_stream(self._stream, self._name)
 
     def get_shard(self, rank: int | None = None) -> Any:
-        if rank is not None and rank != self._rank:
-            raise ArgumentError(f"get_shard({rank}): of a Ray dataset, rank {self._rank} has its own part only.")
-        return self._stream
+        made = self.get_split()
+        if rank is not None and rank != made.rank:
+            raise ArgumentError(f"get_shard({rank}): of a Ray dataset, rank {made.rank} has its own part only.")
+        return made

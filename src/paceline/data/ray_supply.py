@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class RayData:
-    """One dataset under the name None, or several by name. Cut anew for every attempt: an elastic group may have another
-    size each time."""
+    """One dataset under the name None, or several by name. They are cut anew for every attempt: an elastic group may
+    have another size each time."""
 
     def __init__(self, datasets: Mapping[str | None, Dataset]):
         if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
@@ -32,15 +32,16 @@ class RayData:
         self._coordinators: list[Any] = []
 
     def cut(self, workers: Sequence[WorkerInfo]) -> list[dict[str | None, Any]]:
-        """By rank, its streams by name. Every rank gets equally many rows, since ranks that train together step together; the few rows that are left
-        over are not used. Data is read on the rank's own node where possible."""
+        """By rank, its streams by name. Every rank gets equally many rows, since ranks that train together step together;
+        the few rows that are left over are not used."""
         self.close()
         self._warn_when_nobody_can_read()
-        nodes = [worker.node_id for worker in workers]
-        hints = nodes if all(nodes) else None
         splits = {}
         for name, dataset in self._datasets.items():
-            splits[name] = dataset.streaming_split(len(workers), equal=True, locality_hints=hints)
+            # Without hints of where ranks are, which would let chance decide who gets which rows: a rank that starts
+            # again has to find those that it had.
+            dataset.context.execution_options.preserve_order = True
+            splits[name] = dataset.streaming_split(len(workers), equal=True)
             # There is no public call that ends a stream before its time.
             self._coordinators.append(getattr(splits[name][0], "_coord_actor", None))
         return [{name: split[rank] for name, split in splits.items()} for rank in range(len(workers))]

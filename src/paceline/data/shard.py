@@ -12,6 +12,7 @@ from paceline.data.dealing import Deal, Mark, Rest, Standing, merge
 from paceline.data.feed import Fed, Feed, Form, Formatted, ahead
 from paceline.data.formats import check_format
 from paceline.data.plan import Knowledge, known_size
+from paceline.data.rows import Columns, Rows, Samples
 from paceline.data.tree import Tree, leaves
 from paceline.errors import ArgumentError, ArgumentTypeError, DataError
 
@@ -126,13 +127,14 @@ class Shard:
         Args:
             feature_columns: default: all but the label.
             label_column: default: the last column; None: there is none, and a batch is x.
-            feature_dtype: numpy's type of the matrix. Default: that of the columns, float32 if they differ or are float64.
+            feature_dtype: numpy's type of the matrix. Default: that of the columns; float32 if they differ, or are
+                float64.
             num_workers: processes that read and collate; 0 does it in threads of this one.
             loader_options: of torch's DataLoader: pin_memory, persistent_workers, prefetch_factor …
         """
         from paceline.data.torch_shard import torch_form, torch_loader
 
-        form = torch_form(self, feature_columns, label_column, feature_dtype, collate_fn)
+        form = torch_form(feature_columns, label_column, feature_dtype, collate_fn)
         made = self._batches(form, batch_size, global_batch_size, rest, epochs, prefetch_batches)
         return torch_loader(made, num_workers, loader_options) if num_workers or loader_options else made
 
@@ -150,7 +152,7 @@ class Shard:
         from paceline.data.tensorflow_batches import tf_dataset
 
         made = self._batches(Formatted("numpy"), batch_size, global_batch_size, rest, None, None)
-        return tf_dataset(made, feature_columns, label_columns)
+        return tf_dataset(lambda: iter(made), self._one_row("to_tf()"), feature_columns, label_columns)
 
     def __iter__(self) -> Iterator[Any]:
         """Row by row. So it can be the dataset of a torch DataLoader without worker processes: for those, and for a
@@ -177,6 +179,17 @@ class Shard:
         is_costly = form.is_costly or any(leaf.stages()[1] for leaf in leaves(self.tree))
         return Batches(self, feed, epochs, prefetch if prefetch is not None else (_NUM_AHEAD if is_costly else 0))
 
+    def _one_row(self, what: str) -> Columns:
+        """The first row of an epoch, for those who have to know what columns there are."""
+        feed = Feed(self.tree, self._seed(), 0, 1, 1, "uneven", Raw())
+        for fed in feed.epoch(0, Mark(), Knowledge()):
+            if not isinstance(fed.data, Columns):
+                raise DataError(
+                    f"{what} needs columns, and a row of this dataset has none: let .map() make a dict of it."
+                )
+            return fed.data
+        raise _nothing(feed)
+
     # --- position -----------------------------------------------------------------------------------------------------
 
     @property
@@ -189,8 +202,15 @@ class Shard:
     def standing(self) -> Standing:
         return Standing(self._epoch, self._stop, self._size, self.rank, self.world_size, self._begun)
 
-    def go_on(self, marks: Mapping[int, Mark]) -> None:
-        """Where the next loop begins."""
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return standing_as_state(self.standing())
+
+    def go_on(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """From what all ranks have saved. The next loop begins there."""
+        self.go_on_from(merge(standing_of(state) for state in states))
+
+    def go_on_from(self, marks: Mapping[int, Mark]) -> None:
         self._begun, self._epoch, self._stop, self._size = dict(marks), min(marks, default=0), None, None
 
     def begin_loop(self, size: int) -> tuple[int, int, Mark]:
@@ -273,14 +293,21 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class RowByRow:
-    columns = None
-    is_costly = False
+class Raw:
+    """Rows as they are."""
 
-    def finish(self, rows: Any) -> Any:
+    columns: Sequence[str] | None = None
+    is_costly: bool = False
+
+    def finish(self, rows: Rows) -> Rows:
         return rows
 
-    def batch(self, rows: Any) -> list[Any]:
+    def batch(self, rows: Rows) -> Any:
+        return rows
+
+
+class RowByRow(Raw):
+    def batch(self, rows: Rows) -> list[Any]:
         return [rows.row(index) for index in range(len(rows))]
 
 
@@ -289,15 +316,13 @@ class CollatedRows:
     """Columns as tensors, or a list of rows, for a function of the user's."""
 
     collate_fn: Callable[[Any], Any]
-    columns = None
-    is_costly = True
+    columns: Sequence[str] | None = None
+    is_costly: bool = True
 
-    def finish(self, rows: Any) -> Any:
+    def finish(self, rows: Rows) -> Rows:
         return rows
 
-    def batch(self, rows: Any) -> Any:
-        from paceline.data.rows import Samples
-
+    def batch(self, rows: Rows) -> Any:
         if isinstance(rows, Samples):
             return self.collate_fn(list(rows.samples))
         return Formatted("torch", self.collate_fn).batch(rows)
@@ -329,9 +354,15 @@ def standing_of(state: Mapping[str, Any]) -> Standing:
         raise DataError(f"A checkpoint's position in the data cannot be read: {state!r}.") from error
 
 
-def position_of(states: Sequence[Mapping[str, Any] | None]) -> dict[int, Mark]:
-    """Where to go on, from what all ranks have saved."""
-    return merge(standing_of(state) for state in states if state is not None)
+def position_in_batches(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> tuple[int, int]:
+    """Epoch, and rows that this rank has had of it, in a stream that only this number of ranks finds again. With
+    another number, or if the ranks were in different epochs, the earliest epoch begins anew."""
+    try:
+        epochs = {int(state["epoch"]) for state in states}
+        own = [int(state["rows"]) for state in states if (state["rank"], state["world_size"]) == (rank, world_size)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"A checkpoint's position in the data cannot be read: {states!r}.") from error
+    return min(epochs, default=0), own[0] if own and len(epochs) == 1 else 0
 
 
 def _global_size(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:
@@ -354,7 +385,7 @@ def _nothing(feed: Feed) -> DataError:
     named = ", ".join(leaf.name for leaf in leaves(feed.tree))
     if feed.rest == "drop":
         return DataError(
-            f'{named}: an epoch has less rows than one batch of {feed.size} (all ranks together), and rest="drop" leaves '
-            "them out."
+            f"{named}: an epoch has less rows than one batch of {feed.size} (all ranks together), and "
+            'rest="drop" leaves them out.'
         )
     return DataError(f"{named}: there are no rows. Is the data empty, or does a filter drop all of it?")

@@ -17,7 +17,7 @@ from paceline.data.torch_batches import FeaturesAndLabel, collated, pair
 from paceline.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from paceline.data.shard import Batches, Shard
+    from paceline.data.shard import Batches
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "dataset")
 
@@ -44,7 +44,6 @@ class TorchForm:
 
 
 def torch_form(
-    shard: Shard,
     feature_columns: Sequence[str] | None,
     label_column: Any,
     feature_dtype: Any,

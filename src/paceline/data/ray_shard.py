@@ -1,0 +1,122 @@
+"""A rank's stream of a Ray dataset, with the methods of a shard. Ray says in which order rows come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from paceline.data.feed import Form, Formatted
+from paceline.data.formats import check_format, from_batch
+from paceline.data.shard import LAST, CollatedRows, position_in_batches
+
+logger = logging.getLogger(__name__)
+
+
+class RayShard:
+    """What `get_data_shard()` gives of a Ray dataset. What it has not got itself is the `ray.data.DataIterator`'s.
+
+    The stream is in Ray's order, kept by `preserve_order`. After a failure each rank skips the rows that it had in the
+    epoch that was interrupted, if there are as many ranks as before; with another number the epoch begins anew.
+    """
+
+    def __init__(self, stream: Any, rank: int, world_size: int):
+        self._stream, self.rank, self.world_size = stream, rank, world_size
+        self._epoch = self._num_had = 0
+        self._is_begun = False
+        self.wait_s = 0.0
+        self.latest = None
+
+    def iter_batches(
+        self,
+        batch_size: int | None = 256,
+        batch_format: str = "numpy",
+        *,
+        collate_fn: Callable[[Any], Any] | None = None,
+        epochs: int | None = None,
+        **ray_options: Any,
+    ) -> RayBatches:
+        """See `Shard.iter_batches`; other options are those of Ray's own `iter_batches`."""
+        return RayBatches(
+            self, Formatted(check_format(batch_format or "numpy"), collate_fn), batch_size, epochs, ray_options
+        )
+
+    def iter_torch_batches(
+        self,
+        batch_size: int | None = 256,
+        *,
+        collate_fn: Callable[[Any], Any] | None = None,
+        epochs: int | None = None,
+        **ray_options: Any,
+    ) -> RayBatches:
+        form: Form = Formatted("torch") if collate_fn is None else CollatedRows(collate_fn)
+        return RayBatches(self, form, batch_size, epochs, ray_options)
+
+    def to_torch(
+        self,
+        batch_size: int | None = 256,
+        *,
+        feature_columns: Sequence[str] | None = None,
+        label_column: str | None = LAST,
+        feature_dtype: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        epochs: int | None = None,
+        **ray_options: Any,
+    ) -> RayBatches:
+        """See `Shard.to_torch`."""
+        from paceline.data.torch_shard import torch_form
+
+        form = torch_form(feature_columns, label_column, feature_dtype, collate_fn)
+        return RayBatches(self, form, batch_size, epochs, ray_options)
+
+    def read(self, batch_size: int | None, ray_options: Mapping[str, Any]) -> Iterator[Any]:
+        """One epoch of rows, from where it is on."""
+        if self._is_begun:  # a loop that was left early
+            self._epoch, self._num_had = self._epoch + 1, 0
+        skipped, self._is_begun = self._num_had, True
+        for batch in self._stream.iter_batches(batch_size=batch_size, batch_format="numpy", **ray_options):
+            rows = from_batch(batch, "the Ray dataset")
+            if skipped >= len(rows):
+                skipped -= len(rows)
+                continue
+            rows, skipped = rows.slice(skipped, len(rows)), 0
+            self._num_had += len(rows)
+            yield rows
+        self._epoch, self._num_had, self._is_begun = self._epoch + 1, 0, False
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "rows": self._num_had, "rank": self.rank, "world_size": self.world_size}
+
+    def go_on(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """From what all ranks have saved."""
+        self._epoch, self._num_had = position_in_batches(states, self.rank, self.world_size)
+        self._is_begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_stream":  # not set yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def __repr__(self) -> str:
+        return f"RayShard({self._stream!r}, epoch {self._epoch})"
+
+
+class RayBatches:
+    """Loop over it: each loop is an epoch, or as many as were asked for."""
+
+    def __init__(
+        self, shard: RayShard, form: Form, batch_size: int | None, epochs: int | None, ray_options: Mapping[str, Any]
+    ):
+        self._shard, self._form, self._batch_size = shard, form, batch_size
+        self._epochs, self._ray_options = epochs, ray_options
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._epochs is None or self._shard.epoch < self._epochs:
+            for rows in self._shard.read(self._batch_size, self._ray_options):
+                yield self._form.batch(self._form.finish(rows))
+            if self._epochs is None:
+                return
