@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from paceline import Trainer
 from paceline.workers import nursery
@@ -19,6 +20,11 @@ from paceline.workers.ray import RayEngine
 
 LONG_FIRST = ("ray", "examples", "procs", "e2e", "contract", "house", "unit")
 """The folders by how long a module of theirs takes. A long one that began last would keep a single process busy."""
+
+
+# The same examples in every run, and no limit of time: a busy machine is no bug.
+settings.register_profile("house", deadline=None, derandomize=True, database=None)
+settings.load_profile("house")
 
 
 def pytest_configure(config):

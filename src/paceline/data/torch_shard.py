@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from paceline.data.dealing import Mark
 from paceline.data.feed import Fed, Feed
@@ -68,6 +69,7 @@ class LoaderFeed(IterableDataset[Any]):
         self._epoch = multiprocessing.get_context("fork").Value("q", 0)
         self._mark: Mark = Mark()
         self._mark_epoch = 0
+        self._turn = (0, 1)
         self._knowledge = Knowledge()
 
     def begin(self, epoch: int, mark: Mark) -> None:
@@ -77,7 +79,12 @@ class LoaderFeed(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Fed]:
         worker = get_worker_info()
-        part, num_parts = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        if worker is not None:
+            self._turn = worker.id, worker.num_workers
+            # Datasets divide themselves among a loader's processes if they find out that there are some. Here batches
+            # are dealt to the processes, and each must see the whole stream.
+            torch_worker._worker_info = None
+        part, num_parts = self._turn
         epoch = self._epoch.value
         mark = self._mark if epoch == self._mark_epoch else Mark()
         return self.feed.epoch(epoch, mark, self._knowledge, None, part, num_parts)
