@@ -89,6 +89,7 @@ class Session:
         self.seed: int | None = None
         """Of `enable_reproducibility`."""
         self._door: Any = None
+        self._waited_s = 0.0
         self._saver = Saver(
             task.start,
             self._request.checkpoint_strategy,
@@ -111,7 +112,7 @@ class Session:
             try:
                 if self._request.detailed_metrics:
                     total_s += metrics.get("_time_this_iter_s", elapsed_s)
-                    metrics |= _detailed(total_s)
+                    metrics |= _detailed(total_s) | self._data_wait()
                 packed = pack(metrics, time.time(), elapsed_s, number)
             except BaseException:
                 if self._iteration == number:
@@ -153,6 +154,17 @@ class Session:
     def _restore(keeper: Keeper, checkpoint: Checkpoint) -> None:
         own = (checkpoint.own_part() or {}).get(keeper.name)
         keeper.restore(own, lambda: [(part or {}).get(keeper.name) for part in checkpoint.parts()])
+
+    def _data_wait(self) -> dict[str, float]:
+        """How long this rank has waited for data since it was last asked, if it reads any."""
+        if self._door is None:
+            return {}
+        former, self._waited_s = self._waited_s, self._door.wait_s
+        return {"_data_wait_s": self._waited_s - former}
+
+    def latest_batch(self) -> Any:
+        """How many rows this rank, and all ranks together, have in the batch that a loop over a shard is at."""
+        return None if self._door is None else self._door.latest
 
     def door(self, what: str) -> Any:
         """To the data that the run was given."""

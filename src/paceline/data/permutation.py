@@ -26,10 +26,10 @@ class Permutation:
         slots = np.asarray(slots, dtype=np.int64)
         if self.size <= _SMALL:
             return self._drawn[slots]
-        items = self._encrypt(slots.astype(np.uint64))
+        items = self._encrypt(np.atleast_1d(slots).astype(np.uint64))  # of arrays, numpy lets products wrap around
         while (outside := items >= self.size).any():
             items[outside] = self._encrypt(items[outside])
-        return items.astype(np.int64)
+        return items.astype(np.int64).reshape(slots.shape)
 
     @cached_property
     def _drawn(self) -> Any:

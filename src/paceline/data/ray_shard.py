@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,7 +75,8 @@ class RayShard:
         if self._is_begun:  # a loop that was left early
             self._epoch, self._num_had = self._epoch + 1, 0
         skipped, self._is_begun = self._num_had, True
-        for batch in self._stream.iter_batches(batch_size=batch_size, batch_format="numpy", **ray_options):
+        batches = iter(self._stream.iter_batches(batch_size=batch_size, batch_format="numpy", **ray_options))
+        while (batch := self._next(batches)) is not None:
             rows = from_batch(batch, "the Ray dataset")
             if skipped >= len(rows):
                 skipped -= len(rows)
@@ -83,6 +85,13 @@ class RayShard:
             self._num_had += len(rows)
             yield rows
         self._epoch, self._num_had, self._is_begun = self._epoch + 1, 0, False
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        begin = time.perf_counter()
+        try:
+            return next(batches, None)
+        finally:
+            self.wait_s += time.perf_counter() - begin
 
     @property
     def epoch(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,13 +50,14 @@ class Shard:
         seed: Callable[[], int] = lambda: 0,
         on_rows: Callable[[int, Any], None] | None = None,
     ):
+        _introduce()
         self.tree, self.rank, self.world_size = tree, rank, world_size
         self._seed, self._on_rows = seed, on_rows
         self._knowledge = Knowledge()
         self._begun: dict[int, Mark] = {}
         """Where this process began, by epoch."""
         self._epoch, self._stop, self._size = 0, None, None  # type: tuple[int, int | None, int | None]
-        self._num_loops = 0
+        self._num_loops, self._is_reading = 0, False
         self.latest: Latest | None = None
         self.wait_s = 0.0
         """How long loops have waited for data so far."""
@@ -155,8 +157,9 @@ class Shard:
         return tf_dataset(lambda: iter(made), self._one_row("to_tf()"), feature_columns, label_columns)
 
     def __iter__(self) -> Iterator[Any]:
-        """Row by row. So it can be the dataset of a torch DataLoader without worker processes: for those, and for a
-        position that counts whole batches, there is `to_torch(num_workers=...)`."""
+        """Row by row. So it can be the dataset of a torch DataLoader without processes of its own; with such, it is
+        `to_torch(num_workers=...)` that knows what was handed out."""
+        _refuse_loader_process()
         for batch in self._batches(RowByRow(), 1, None, "uneven", None, 0):
             yield from batch
 
@@ -197,8 +200,6 @@ class Shard:
         """The epoch that is under way, or comes next."""
         return self._epoch + (self._stop is not None and not self._is_reading)
 
-    _is_reading = False
-
     def standing(self) -> Standing:
         return Standing(self._epoch, self._stop, self._size, self.rank, self.world_size, self._begun)
 
@@ -218,7 +219,7 @@ class Shard:
         if self._stop is not None:  # the loop before was left early: what is left of its epoch is not wanted
             self._epoch, self._stop = self._epoch + 1, None
         self._num_loops += 1
-        self._size = size
+        self._size, self._is_reading = size, True
         return self._num_loops, self._epoch, self._begun.get(self._epoch, Mark())
 
     def took(self, loop: int, epoch: int, fed: Fed) -> None:
@@ -227,6 +228,11 @@ class Shard:
         self.latest = Latest(next(_num_batches), len(fed.ids), fed.num_rows, self.world_size)
         if self._on_rows is not None:
             self._on_rows(epoch, fed.ids)
+
+    def left(self, loop: int) -> None:
+        """The loop is over, at its end or before."""
+        if loop == self._num_loops:
+            self._is_reading = False
 
     def ended(self, loop: int, epoch: int) -> None:
         if loop == self._num_loops:
@@ -271,6 +277,7 @@ class Batches:
                     shard.took(loop, epoch, fed)
                     yield fed.data
             finally:
+                shard.left(loop)
                 close = getattr(items, "close", None)
                 if close is not None:
                     close()
@@ -290,6 +297,23 @@ class Batches:
     def _read(self, epoch: int, mark: Mark) -> Iterator[Fed]:
         feed, knowledge = self.feed, self.shard.knowledge
         return ahead(lambda executor: feed.epoch(epoch, mark, knowledge, executor), self._num_ahead)
+
+
+def _introduce() -> None:
+    """To torch, if it is there: a DataLoader asks what kind of dataset it has got."""
+    module = sys.modules.get("torch.utils.data")
+    if module is not None:
+        module.IterableDataset.register(Shard)
+
+
+def _refuse_loader_process() -> None:
+    module = sys.modules.get("torch.utils.data")
+    if module is not None and module.get_worker_info() is not None:
+        raise DataError(
+            "A shard was given to a torch DataLoader with num_workers > 0, whose processes cannot know how many rows the "
+            "loader takes for a batch, nor which batches were handed out. Use shard.to_torch(batch_size=..., "
+            "num_workers=..., pin_memory=..., persistent_workers=...), which is such a loader."
+        )
 
 
 @dataclass(frozen=True)

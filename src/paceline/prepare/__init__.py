@@ -12,7 +12,7 @@ from paceline.errors import MissingDependencyError
 if TYPE_CHECKING:
     from paceline.prepare.device import get_device
     from paceline.prepare.loader import PreparedDataLoader, prepare_data_loader
-    from paceline.prepare.metrics import gather_for_metrics
+    from paceline.prepare.metrics import gather_for_metrics, mean_over_rows
     from paceline.prepare.model import prepare_model, unwrap_model
     from paceline.prepare.optimizer import backward, prepare_optimizer
     from paceline.prepare.precision import accelerate
@@ -25,6 +25,7 @@ __all__ = [
     "enable_reproducibility",
     "gather_for_metrics",
     "get_device",
+    "mean_over_rows",
     "prepare_data_loader",
     "prepare_model",
     "prepare_optimizer",
@@ -41,6 +42,7 @@ _HOMES = {
     "enable_reproducibility": "reproducibility",
     "gather_for_metrics": "metrics",
     "get_device": "device",
+    "mean_over_rows": "metrics",
     "prepare_data_loader": "loader",
     "prepare_model": "model",
     "prepare_optimizer": "optimizer",

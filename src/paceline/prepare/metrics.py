@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline import session
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.prepare.device import get_device
 from paceline.prepare.group import check_group
@@ -47,6 +48,31 @@ def gather_for_metrics(value: Any) -> Any:
         parts = _all_gather(tensors)
         gathered = iter([_joined(ones, start, progress) for ones, start in zip(parts, starts, strict=True)])
     return map_tensors(lambda part: next(gathered), value, is_leaf=_is_leaf)
+
+
+def mean_over_rows(losses: torch.Tensor) -> torch.Tensor:
+    """The loss for `backward()` of this rank's rows, given the loss of each: with it, the gradient that
+    DistributedDataParallel makes, the mean over ranks, is that of the mean over all rows of the batch.
+
+    For loops over a shard whose last batch is `rest="uneven"` or `"pad"`: ranks that have fewer rows than others, or
+    none, weigh no more than these, and rows that only fill up a batch count nothing. No rank waits for another.
+    Elsewhere it is the mean.
+    """
+    if losses.dim() == 0:
+        raise ArgumentError(
+            "mean_over_rows was given one number; expected the loss of each row: reduction='none' in torch's losses."
+        )
+    by_row = losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+    running = session.current()
+    latest = None if running is None else running.latest_batch()
+    if latest is None:
+        return by_row.mean()
+    if len(by_row) < latest.num_own:
+        raise ArgumentError(
+            f"mean_over_rows was given {len(by_row)} losses; this rank has {latest.num_own} rows in the latest batch of "
+            "its shard."
+        )
+    return by_row[: latest.num_own].sum() * (latest.world_size / latest.num_rows)
 
 
 def _is_leaf(part: Any) -> bool:

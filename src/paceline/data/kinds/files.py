@@ -142,7 +142,7 @@ def _remote(url: str, endings: Sequence[str]) -> list[File]:
         else:
             names = [path] if fs.exists(path) else []
         sizes = {name: int(fs.size(name) or 0) for name in names}
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # fsspec says what is missing, or what it does not know
         raise ArgumentError(f"{url}: {error}") from error
     except OSError as error:
         raise DataError(f"{url}: the storage cannot be asked for its files: {type(error).__name__}: {error}") from error

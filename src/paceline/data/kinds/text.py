@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 from paceline.data.base import Block
@@ -64,7 +65,7 @@ class TextSource:
                 end = file.part(f"byte {wanted}", lambda wanted=wanted: _next_line(file, wanted))  # type: ignore[misc]
                 cuts.append(end)
         cuts.append(file.size)
-        return [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+        return [(start, stop) for start, stop in pairwise(cuts) if stop > start]
 
     def blocks(self) -> Sequence[Block]:
         return self._blocks
@@ -116,13 +117,13 @@ class CsvSource(TextSource):
         return end
 
     def _check_headers(self) -> None:
-        headers = {path: header.strip() for path, header in self._headers.items()}
-        first = next(iter(headers), None)
-        for path, header in headers.items():
-            if header != headers[first]:  # type: ignore[index]
+        headers = [(file.path, self._headers[file.path].strip()) for file in self._files if file.path in self._headers]
+        for path, header in headers:
+            first, expected = headers[0]
+            if header != expected:
                 raise DataError(
-                    f"The first line of {path} is {header[:200]!r}, that of {first} {headers[first][:200]!r}; "  # type: ignore[index]
-                    "expected the same columns in all files."
+                    f"The first line of {path} is {header[:200]!r}, that of {first} {expected[:200]!r}; expected the same "
+                    "columns in all files."
                 )
 
     def _parsed(self, content: bytes, file: File, columns: Sequence[str] | None, schema: Any) -> Any:

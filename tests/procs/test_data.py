@@ -1,0 +1,182 @@
+"""Data in real runs, on both engines: every row counts once, whoever dies and however many there are."""
+
+import os
+import signal
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import paceline
+from paceline import BackendConfig, LocalEngine, Trainer, load_run
+from paceline.data import from_numpy, mix, read_parquet
+
+NUM_ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    for number in range(3):
+        ids = np.arange(number * 200, number * 200 + 200)
+        table = pa.table({"id": ids, "x": ids / NUM_ROWS, "y": ids % 2})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=30)
+    return folder
+
+
+@pytest.fixture(params=["local", "ray"])
+def trainer_of(request, tmp_path):
+    """Makes Trainers on either engine."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+
+    def trainer_of(num_workers, **arguments):
+        arguments = {"backend": BackendConfig(), "engine": request.param, "logdir": tmp_path / "runs", **arguments}
+        return Trainer(num_workers=num_workers, cpus_per_worker=0.5, **arguments)
+
+    return trainer_of
+
+
+def train(config):
+    """Reports the rows of each step, saves after some of them, dies where it is told to, and leaves at `leave_at`."""
+    checkpoint = paceline.load_checkpoint() or {"step": 0}
+    shard, step = paceline.get_data_shard(), checkpoint["step"]
+    for batch in shard.iter_batches(global_batch_size=24, epochs=2):
+        step += 1
+        paceline.report(step=step, epoch=shard.epoch, ids=batch["id"].tolist())
+        if step % 2:
+            paceline.save_checkpoint(step=step)
+        mark = f"{config['marks']}/{step}"
+        if step in config["die_at"] and paceline.world_rank() == 1 and not os.path.exists(mark):
+            os.close(os.open(mark, os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == config["leave_at"]:
+            return step
+    return step
+
+
+def rows_of(run_dir):
+    """How often each row of each epoch counts."""
+    frame = load_run(run_dir).metrics
+    return Counter((epoch, id) for epoch, ids in zip(frame["epoch"], frame["ids"], strict=True) for id in ids)
+
+
+def test_every_row_counts_once_whoever_dies_and_however_many_there_are(trainer_of, files, tmp_path):
+    """Three workers, two of which are killed in turn; then two go on in the middle of an epoch, with one killed."""
+    few = from_numpy({"id": np.arange(1000, 1090), "x": np.ones(90), "y": np.ones(90, int)})
+    data = mix({read_parquet(files).filter(lambda row: row["id"] % 5): 0.8, few: 0.2}).random_shuffle(window=60)
+    data = data.map(lambda row: {"id": row["id"]})
+    config = {"marks": str(tmp_path), "die_at": [4, 9], "leave_at": 17}
+    with trainer_of(3) as trainer:
+        assert trainer.run(train, config, dataset=data) == [17] * 3
+        counts, checkpoint = rows_of(trainer.latest_run_dir), trainer.latest_checkpoint_path
+    assert sum(counts.values()) == 17 * 24
+    with trainer_of(2) as trainer:
+        trainer.run(train, {**config, "die_at": [30], "leave_at": None}, dataset=data, checkpoint=str(checkpoint))
+        counts += rows_of(trainer.latest_run_dir)
+    expected = [id for id in range(NUM_ROWS) if id % 5] + [*range(1000, 1090)]
+    assert counts == Counter((epoch, id) for epoch in range(2) for id in expected)
+
+
+def test_driver_dies_and_files_are_found_again(files, tmp_path, monkeypatch):
+    """What was read is part of the run folder if it is files."""
+
+    def fail_once(config):
+        value = train(config)
+        if not os.path.exists(f"{config['marks']}/failed"):
+            os.close(os.open(f"{config['marks']}/failed", os.O_CREAT))
+            raise LookupError("once")
+        return value
+
+    config = {"marks": str(tmp_path), "die_at": [], "leave_at": 7}
+    trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=tmp_path / "runs")
+    with trainer, pytest.raises(LookupError):
+        trainer.run(fail_once, config, dataset=read_parquet(files).random_shuffle())
+    run_dir = trainer.latest_run_dir
+    assert load_run(run_dir).request["dataset"]["source"]["num_rows"] == NUM_ROWS
+    Trainer.resume(run_dir)
+    assert set(rows_of(run_dir).values()) == {1}
+    assert sum(rows_of(run_dir).values()) == 2 * NUM_ROWS
+
+
+def test_elastic_group_shares_what_is_left(files, tmp_path):
+    """Three slots; one is lost with its worker in the middle of an epoch, and two go on."""
+    engine = LocalEngine(slots=3)
+
+    class Shrink(paceline.Callback):
+        def handle_restart(self, number, reason, **info):
+            engine.slots = 2
+
+    config = {"marks": str(tmp_path), "die_at": [6], "leave_at": None}
+    arguments = {"backend": BackendConfig(), "engine": engine, "replacement_timeout_s": 0.1}
+    with Trainer(num_workers=(1, 3), logdir=tmp_path / "runs", **arguments) as trainer:
+        trainer.run(train, config, callbacks=[Shrink()], dataset=read_parquet(files).random_shuffle())
+        counts = rows_of(trainer.latest_run_dir)
+        assert [
+            event["world_size"] for event in load_run(trainer.latest_run_dir).events if event["kind"] == "resize"
+        ] == [2]
+    assert set(counts.values()) == {1}
+    assert len(counts) == 2 * NUM_ROWS
+
+
+def fit(config):
+    """A line through known points, with a last batch that does not divide evenly."""
+    model = paceline.prepare_model(torch.nn.Linear(1, 1, dtype=torch.float64))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in paceline.get_data_shard().to_torch(
+        feature_columns=["x"], label_column="y", feature_dtype=np.float64, global_batch_size=64, epochs=2
+    ):
+        losses = torch.nn.functional.mse_loss(model(x), y[:, None].double(), reduction="none")
+        optimizer.zero_grad()
+        paceline.mean_over_rows(losses).backward()
+        optimizer.step()
+    return [parameter.item() for parameter in model.parameters()]
+
+
+def test_weights_are_the_same_for_any_number_of_ranks(files, tmp_path):
+    """The mean over rows is exact also where ranks have one row more or less: 600 = 9 x 64 + 24, of 5 ranks."""
+    found = []
+    for num_workers in (0, 2, 5):
+        with Trainer(num_workers=num_workers, logdir=tmp_path / "runs") as trainer:
+            values = trainer.run(fit, {}, dataset=read_parquet(files).random_shuffle())
+        assert all(value == values[0] for value in values)
+        found.append(values[0])
+    assert np.allclose(found[0], found[1], rtol=1e-12)
+    assert np.allclose(found[0], found[2], rtol=1e-12)
+
+
+def test_waiting_for_data_is_reported_when_asked(files, tmp_path, monkeypatch):
+    def read():
+        for _ in paceline.get_data_shard("train").iter_batches(100):
+            paceline.report(x=1)
+
+    monkeypatch.setenv("SGD_RESULT_ENABLE_DETAILED_AUTOFILLED_METRICS", "1")
+    with Trainer(backend=BackendConfig(), num_workers=1, logdir=tmp_path / "runs") as trainer:
+        trainer.run(read, dataset={"train": read_parquet(files)})
+    waited = load_run(trainer.latest_run_dir).metrics["_data_wait_s"]
+    assert len(waited) == 6
+    assert (waited > 0).all()
+    assert waited.sum() < load_run(trainer.latest_run_dir).metrics["_time_total_s"].iloc[-1]
+
+
+def test_seeds_form_of_the_loop_on_each_side_of_the_door(files, tmp_path):
+    def train_func(config):
+        if paceline.in_worker():
+            dataset = paceline.get_dataset()
+            dataloader = dataset.get_split().to_torch(batch_size=config["batch_size"])
+            other = dataset.get_shard(1 - paceline.world_rank()).to_torch(batch_size=config["batch_size"])
+        return sum(len(x) for x, y in dataloader), sum(len(y) for x, y in other)
+
+    with Trainer(backend=BackendConfig(), num_workers=2, logdir=tmp_path / "runs") as trainer:
+        assert trainer.run(train_func, {"batch_size": 32}, dataset=read_parquet(files)) == [(300, 300), (300, 300)]
+        sizes = trainer.run(
+            lambda: len(list(torch.utils.data.DataLoader(paceline.get_data_shard(), batch_size=50))),
+            dataset=read_parquet(files).select_columns("x"),
+        )
+    assert sizes == [6, 6]
