@@ -81,15 +81,15 @@ def test_every_row_counts_once_whoever_dies_and_however_many_there_are(trainer_o
     assert counts == Counter((epoch, id) for epoch in range(2) for id in expected)
 
 
-def test_driver_dies_and_files_are_found_again(files, tmp_path, monkeypatch):
+def test_run_is_resumed_and_its_files_are_found_again(files, tmp_path):
     """What was read is part of the run folder if it is files."""
 
     def fail_once(config):
-        value = train(config)
-        if not os.path.exists(f"{config['marks']}/failed"):
-            os.close(os.open(f"{config['marks']}/failed", os.O_CREAT))
-            raise LookupError("once")
-        return value
+        if os.path.exists(f"{config['marks']}/failed"):
+            return train({**config, "leave_at": None})
+        train(config)
+        os.close(os.open(f"{config['marks']}/failed", os.O_CREAT))
+        raise LookupError("once")
 
     config = {"marks": str(tmp_path), "die_at": [], "leave_at": 7}
     trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=tmp_path / "runs")
@@ -114,10 +114,8 @@ def test_elastic_group_shares_what_is_left(files, tmp_path):
     arguments = {"backend": BackendConfig(), "engine": engine, "replacement_timeout_s": 0.1}
     with Trainer(num_workers=(1, 3), logdir=tmp_path / "runs", **arguments) as trainer:
         trainer.run(train, config, callbacks=[Shrink()], dataset=read_parquet(files).random_shuffle())
-        counts = rows_of(trainer.latest_run_dir)
-        assert [
-            event["world_size"] for event in load_run(trainer.latest_run_dir).events if event["kind"] == "resize"
-        ] == [2]
+        counts, events = rows_of(trainer.latest_run_dir), load_run(trainer.latest_run_dir).events
+    assert [event["world_size"] for event in events if event["kind"] == "resize"] == [2]
     assert set(counts.values()) == {1}
     assert len(counts) == 2 * NUM_ROWS
 
