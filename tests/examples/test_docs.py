@@ -143,7 +143,7 @@ def test_api_page_has_the_signatures_of_the_code(entry):
         if not hasattr(value, name):  # a field of a dataclass that has no default
             assert name in value.__dataclass_fields__
             return
-        value = inspect.getattr_static(value, name)
+        value = getattr(value, name) if inspect.ismodule(value) else inspect.getattr_static(value, name)
         value = getattr(value, "__func__", value)  # of a class method
     if inspect.isfunction(value) or "(" in entry:
         assert parameters_of(entry) == parameters_in_code(value)
