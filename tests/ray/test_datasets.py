@@ -1,10 +1,13 @@
 """Ray datasets: every rank has its part, whatever happens to the ranks."""
 
+import json
 import logging
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import tensorboardX  # noqa: F401  # it sets an environment variable when Tune imports it, which is no leak of a test
 from reading import fail_at_first, ids_of, read_twice
@@ -95,23 +98,24 @@ def test_outside_of_a_run():
 @pytest.mark.parametrize("dataset", [[1, 2], {"train": "a.csv"}], ids=["list", "dict"])
 def test_not_a_dataset(trainer, dataset):
     former = trainer.latest_run_dir
-    with pytest.raises(ArgumentTypeError, match=r"expected a ray.data.Dataset"):
+    with pytest.raises(ArgumentTypeError, match=r"expected a torch dataset|expected pairs"):
         trainer.run(lambda: None, dataset=dataset)
     assert trainer.latest_run_dir == former, "nothing has begun"
 
 
 def test_rank_is_killed_while_all_wait_for_data(trainer, ray_data):
-    """The survivor may be waiting for rows that it would share with the dead one. The data is cut again."""
+    """The survivor may be waiting for rows that it would share with the dead one. The data is cut again, and each rank
+    skips what it had."""
 
     def train():
         resumed = paceline.load_checkpoint()
         shard = paceline.get_data_shard()
-        seen = []
+        seen = [*resumed.per_rank["seen"]] if resumed else []
         for batch in shard.iter_batches(batch_size=5, prefetch_batches=0):
             seen.extend(map(int, batch["id"]))
             paceline.report(num_seen=len(seen))
             if resumed is None:
-                paceline.save_checkpoint(pid=os.getpid())
+                paceline.save_checkpoint(pid=os.getpid(), per_rank={"seen": [*seen]})
                 if paceline.world_rank() == 1 and len(seen) >= 10:
                     os.kill(os.getpid(), signal.SIGKILL)
         return {"seen": seen, "is_same_process": resumed is not None and resumed["pid"] == os.getpid()}
@@ -122,7 +126,7 @@ def test_rank_is_killed_while_all_wait_for_data(trainer, ray_data):
 
     dataset = ray_data.range(100, override_num_blocks=20).map_batches(slowly, batch_size=5)
     values = trainer.run(train, dataset=dataset)
-    assert sorted(values[0]["seen"] + values[1]["seen"]) == list(range(100))
+    assert sorted(values[0]["seen"] + values[1]["seen"]) == list(range(100)), "each row counts once"
     assert values[0]["is_same_process"], "the survivor was not stuck in its shard"
 
 
@@ -167,6 +171,61 @@ def test_elastic_group_grows_and_the_data_is_cut_again(tmp_path, ray_cluster, ra
         assert elastic.latest_checkpoint["rows"] == [12, 6]
     assert [len(shard) for shard in shards] == [6, 6]
     assert sorted(shards[0] + shards[1]) == list(range(12))
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def supply_of(ray_data):
+    """Makes supplies of a dataset, and closes them."""
+    made = []
+
+    def supply_of(dataset):
+        made.append(resolve_dataset(dataset))
+        return made[-1]
+
+    yield supply_of
+    for supply in made:
+        supply.close()
+
+
+def workers(size):
+    return [WorkerInfo(Place(rank, rank, 0, size, size), 0, "here") for rank in range(size)]
+
+
+def read_streams(handouts):
+    """All at once, as ranks do."""
+    with ThreadPoolExecutor(len(handouts)) as ranks:
+        return list(ranks.map(lambda handout: ids_of(handout.items[None]), handouts))
+
+
+@pytest.mark.parametrize(("num_rows", "size"), [(12, 2), (13, 3)])
+def test_every_rank_has_equally_many_rows_that_no_other_has(supply_of, ray_data, num_rows, size):
+    found = read_streams(supply_of(ray_data.range(num_rows, override_num_blocks=2)).cut(workers(size)))
+    assert [len(rows) for rows in found] == [num_rows // size] * size
+    together = [number for rows in found for number in rows]
+    assert len(set(together)) == len(together), "no row twice"
+
+
+def test_cutting_again_and_closing_end_the_former_streams(supply_of, ray_data):
+    supply = supply_of(ray_data.range(12, override_num_blocks=2))
+    [former] = supply.cut(workers(1))
+    handouts = supply.cut(workers(2))
+    with pytest.raises(Exception, match=r".+"):
+        ids_of(former.items[None])
+    assert sorted(number for rows in read_streams(handouts) for number in rows) == list(range(12))
+    supply.close()
+    supply.close()
+    [handout] = supply.cut(workers(1))
+    assert ids_of(handout.items[None]) == list(range(12)), "and it may be cut again"
+
+
+def test_description_is_for_the_run_folder(supply_of, ray_data):
+    one = supply_of(ray_data.range(4)).describe()
+    several = supply_of({"train": ray_data.range(4), "valid": np.arange(3)}).describe()
+    assert json.loads(json.dumps([one, several], allow_nan=False)) == [one, several]
+    assert several["valid"]["source"]["num_rows"] == 3
 
 
 # --- where the workers live ------------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ def two_arguments(config, more):
 
 def test_misuse_is_told_at_once(tmp_path):
     trainer = trainer_for(tmp_path)
-    with pytest.raises(ArgumentTypeError, match=r"expected a ray.data.Dataset"):
+    with pytest.raises(ArgumentTypeError, match="expected pairs"):
         trainer.to_tune_trainable(training_func, dataset=[1, 2])
     with pytest.raises(ArgumentError, match="2 required parameters"):
         trainer.to_tune_trainable(two_arguments)
