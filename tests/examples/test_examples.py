@@ -83,3 +83,17 @@ def test_porting_after(run):
     assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert metrics["loss"].median() < 1
     assert metrics.query("epoch == 4")["loss"].tolist() == returned
+
+
+def test_rows_larger_than_the_memory_limit_stream_through(run):
+    shown = run("data/larger_than_memory.py", "--rows", "1_500_000", "--limit-mb", "40")
+    sizes, memory, losses = shown.splitlines()
+    assert int(sizes.split(" MB")[0]) > 40
+    assert memory.endswith("within the limit")
+    first, last = (float(number) for number in losses.removeprefix("loss ").split(" → "))
+    assert last < first / 10
+
+
+def test_ray_prepares_rows_while_workers_train(run, ray_cluster):
+    address = ray_cluster.get_runtime_context().gcs_address
+    assert run("data/ray_preprocessing.py", RAY_ADDRESS=address) == "trained on engine 'ray': y = 3.00 x\n"
