@@ -42,7 +42,8 @@ class Together:
     first.
     """
 
-    def __init__(self, nodes: Sequence[Node], weights: Sequence[int] | None = None):
+    def __init__(self, nodes: Sequence[Node], weights: Sequence[int] | None = None, at_least: int = 0):
+        """`at_least`: so many rows each node has, as far as that is known without asking."""
         self._nodes = nodes
         weights = weights or [1] * len(nodes)
         unit = lcm(*weights) if weights else 1
@@ -51,7 +52,7 @@ class Together:
         """Of the nodes whose end was seen."""
         self._latest = (0, 0, [0] * len(nodes))
         """For how many rows `_given` was asked last: how many, until when, how many of each."""
-        self._sure = 0 if len({*weights}) == 1 else -1
+        self._sure = at_least if len({*weights}) == 1 else -1
         """So many rows all nodes have, at the least; as long as that is so, equal ones take turns. -1: they are not."""
 
     def count_up_to(self, limit: int) -> int:
@@ -96,7 +97,6 @@ class Together:
         return None
 
     def _is_sure_of(self, level: int) -> bool:
-        """Asks for as many rows again, so that it has to be asked seldom."""
         if self._sure < 0 or not self._nodes:
             return False
         wanted = [node.count_up_to(level) for node in self._nodes]
@@ -329,6 +329,8 @@ Taken = dict[int, list[tuple[int, int]]]
 
 
 def without(ranges: Iterable[Range], taken: Taken) -> list[Range]:
+    if not taken:
+        return list(ranges)
     left = []
     for lane, start, stop in ranges:
         for a, b in taken.get(lane, ()):
