@@ -42,16 +42,19 @@ class Together:
     first.
     """
 
-    def __init__(self, nodes: Sequence[Node], weights: Sequence[int] | None = None):
+    def __init__(self, nodes: Sequence[Node], weights: Sequence[int] | None = None, at_least: int = 0):
+        """`at_least`: so many rows each node has, as far as that is known without asking."""
         self._nodes = nodes
         weights = weights or [1] * len(nodes)
-        unit = lcm(*weights) if weights else 1
-        self._strides = [unit // weight for weight in weights]
+        self._unit = lcm(*weights) if weights else 1
+        self._strides = [self._unit // weight for weight in weights]
         self._totals: list[int | None] = [None] * len(nodes)
         """Of the nodes whose end was seen."""
         self._latest = (0, 0, [0] * len(nodes))
         """For how many rows `_given` was asked last: how many, until when, how many of each."""
-        self._sure = 0 if len({*weights}) == 1 else -1
+        self._before = self._latest
+        """And the time before: a batch is asked for by its end, and then by its beginning."""
+        self._sure = at_least if len({*weights}) == 1 else -1
         """So many rows all nodes have, at the least; as long as that is so, equal ones take turns. -1: they are not."""
 
     def count_up_to(self, limit: int) -> int:
@@ -73,8 +76,12 @@ class Together:
 
     def _given(self, done: int) -> list[int] | None:
         """Notes the state after so many rows. Gives the counts of all nodes instead if there are not so many."""
+        if self._latest[0] != done:
+            self._latest, self._before = self._before, self._latest
         if self._latest[0] == done:
             return None
+        if self._latest[0] < self._before[0] < done:  # it is nearer: looks on from there
+            self._latest = self._before
         level, over = divmod(done, len(self._nodes) or 1)
         if level < self._sure or self._is_sure_of(level + 1):
             counts = [level + 1] * over + [level] * (len(self._nodes) - over)
@@ -96,7 +103,6 @@ class Together:
         return None
 
     def _is_sure_of(self, level: int) -> bool:
-        """Asks for as many rows again, so that it has to be asked seldom."""
         if self._sure < 0 or not self._nodes:
             return False
         wanted = [node.count_up_to(level) for node in self._nodes]
@@ -107,7 +113,12 @@ class Together:
         """The first turn at which so many rows have come, as far as the ends are known; None if they never have."""
         if all(total is not None for total in self._totals) and sum(filter(None, self._totals)) < done:
             return None
-        low, step = (self._latest[1] - 1 if self._latest[0] < done else 0), 1
+        had, turn, counts = self._latest if self._latest[0] < done else (0, 1, [0] * len(self._nodes))
+        ended = [count == total for count, total in zip(counts, self._totals, strict=True)]
+        rate = sum(self._unit // stride for stride, is_over in zip(self._strides, ended, strict=True) if not is_over)
+        # So far it can be skipped: in 2 units of turns `rate` rows come, and of each node perhaps one more.
+        skip = max(0, (done - had - len(self._nodes) - 1) * 2 * self._unit // rate)
+        low, step = turn - 1 + skip, 1
         while self._num_up_to(low + step) < done:
             low, step = low + step, step * 2
         high = low + step
@@ -329,6 +340,8 @@ Taken = dict[int, list[tuple[int, int]]]
 
 
 def without(ranges: Iterable[Range], taken: Taken) -> list[Range]:
+    if not taken:
+        return list(ranges)
     left = []
     for lane, start, stop in ranges:
         for a, b in taken.get(lane, ()):

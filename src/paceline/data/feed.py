@@ -18,6 +18,8 @@ from paceline.data.rows import Rows
 from paceline.data.tree import Tree
 
 _LOOK_S = 0.2
+_NUM_READERS = 2
+"""While one decodes, the other may wait for a disk."""
 
 
 class Form(Protocol):
@@ -113,7 +115,7 @@ class Feed:
 def ahead(items: Callable[[Executor], Iterator[Fed]], num_ahead: int) -> Iterator[Fed]:
     """Read in threads: blocks always, and whole batches too if some shall be ready ahead."""
     with contextlib.ExitStack() as stack:
-        executor = ThreadPoolExecutor(1, thread_name_prefix="paceline-read")
+        executor = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="paceline-read")
         stack.callback(executor.shutdown, wait=True, cancel_futures=True)
         if num_ahead > 0:
             yield from _in_a_thread(items(executor), num_ahead)

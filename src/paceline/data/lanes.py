@@ -5,8 +5,8 @@ A lane reads ahead in a thread. What it gives is a function of (data, seed, epoc
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import OrderedDict, deque
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
@@ -22,7 +22,6 @@ from paceline.data.permutation import Permutation
 from paceline.data.rows import Rows, Samples
 from paceline.data.seeds import derived_seed
 
-_KEPT_WINDOWS = 3
 _AT_ONCE = 16384
 """Numbers of rows that are shuffled at a time: it costs little more than for one batch."""
 
@@ -44,6 +43,9 @@ class IndexLane:
 
     def ranges(self, start: int, stop: int) -> list[Range]:
         return [Range(self.number, start, stop)]
+
+    def expect(self, start: int, stop: int) -> None:
+        pass  # it reads what is asked for, when it is
 
     def read(self, start: int, stop: int) -> Numbered:
         from paceline.data.draws import drawing_for
@@ -87,9 +89,14 @@ class BlockLane:
         self._counts, self._finish = counts, finish
         self._ends: list[int] = []
         """Of the units whose size is known: where the next one begins."""
-        self._windows: OrderedDict[int, Future[Numbered] | Numbered] = OrderedDict()
-        self.executor: Executor | None = None
-        self.is_ours = False
+        self._windows: dict[int, Future[Numbered] | Numbered] = {}
+        """The rows of a unit, or the promise of them: of the one that is used, and of the next."""
+        self._at = 0
+        """The number of the unit that is used."""
+        self._used: tuple[int, int, Numbered | None] = (0, 0, None)
+        """Its first row, the first one beyond it, and its rows."""
+        self._executor: Executor | None = None
+        self._is_ours = False
         """Whether it is to be read, so that counting its rows may as well read them."""
 
     def count_up_to(self, limit: int) -> int:
@@ -97,46 +104,78 @@ class BlockLane:
             self._ends.append((self._ends[-1] if self._ends else 0) + self._size_of(len(self._ends)))
         return min(limit, self._ends[-1] if self._ends else 0)
 
+    def num_known(self) -> int:
+        """How many rows there are at the least, without reading."""
+        count = 0
+        for unit in self._units:
+            sizes = [self._counts.get(block.number) for block in unit.blocks]
+            if None in sizes:
+                break
+            count += sum(filter(None, sizes))
+        return count
+
     def ranges(self, start: int, stop: int) -> list[Range]:
         return [Range(self.number, start, stop)]
 
+    def begin(self, executor: Executor | None, is_ours: bool) -> None:
+        """Says who reads ahead; and whether it is read from the first row on, by us."""
+        self._executor, self._is_ours = executor, is_ours
+        if is_ours:
+            self._ask_for(0)
+
+    def expect(self, start: int, stop: int) -> None:
+        """These rows are asked for next: begins to read them, without waiting. So all lanes of a batch read at once, and
+        each of them before any reads further ahead."""
+        first, end, _ = self._used
+        if self._executor is not None and (start < first or stop > end):
+            self._is_ours = True
+            self.count_up_to(stop)
+            for number in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1):
+                self._ask_for(number)
+
     def read(self, start: int, stop: int) -> Numbered:
-        self.is_ours = True
+        first, end, window = self._used
+        if window is None or start < first or stop > end:
+            return self._read_on(start, stop)
+        rows, ids = window
+        return rows.slice(start - first, stop - first), ids[start - first : stop - first]
+
+    def _read_on(self, start: int, stop: int) -> Numbered:
+        self._is_ours = True
         self.count_up_to(stop)
         found: list[Numbered] = []
         number = bisect_right(self._ends, start)
         while start < stop:
-            first = self._ends[number - 1] if number else 0
-            upto = min(stop, self._ends[number])
-            rows, ids = self._window(number)
-            found.append((rows.slice(start - first, upto - first), ids[start - first : upto - first]))
+            first, end = self._ends[number - 1] if number else 0, self._ends[number]
+            self._at, self._used = number, (first, end, self._window(number))
+            self._windows = {other: window for other, window in self._windows.items() if other >= number}
+            self._ask_for(number + 1)
+            upto = min(stop, end)
+            found.append(self.read(start, upto))
             start, number = upto, number + 1
         return joined(found)
 
     def _size_of(self, number: int) -> int:
         blocks = self._units[number].blocks
-        if self.is_ours and any(block.number not in self._counts for block in blocks):
-            self._window(number)
+        if self._is_ours and number <= self._at + 1 and any(block.number not in self._counts for block in blocks):
+            self._window(number)  # those further on are only counted: they would fill the memory
         for block in blocks:
             if block.number not in self._counts:
                 self._counts[block.number] = self._count_block(block)
         return sum(self._counts[block.number] for block in blocks)
 
     def _window(self, number: int) -> Numbered:
-        """The rows of a unit. While they are used, the next ones are read."""
         window = self._windows.get(number)
         if window is None:
             window = self._load(number)
         elif isinstance(window, Future):
             window = window.result()
         self._windows[number] = window
-        self._windows.move_to_end(number)
-        following = number + 1
-        if self.executor is not None and following < len(self._units) and following not in self._windows:
-            self._windows[following] = self.executor.submit(self._load, following)
-        while len(self._windows) > _KEPT_WINDOWS:
-            self._windows.popitem(last=False)
         return window
+
+    def _ask_for(self, number: int) -> None:
+        if self._executor is not None and number < len(self._units) and number not in self._windows:
+            self._windows[number] = self._executor.submit(self._load, number)
 
     def _load(self, number: int) -> Numbered:
         unit = self._units[number]
@@ -176,6 +215,9 @@ class StreamLane:
 
     def ranges(self, start: int, stop: int) -> list[Range]:
         return [Range(self.number, start, stop)]
+
+    def expect(self, start: int, stop: int) -> None:
+        pass  # there is no reading ahead: the user's iterator may do anything
 
     def read(self, start: int, stop: int) -> Numbered:
         if start < self._begin:  # somebody looks back

@@ -45,6 +45,8 @@ class Plan:
         """None if there are no rows."""
         found: list[Numbered] = []
         for lane, start, stop in ranges:
+            self.lanes[lane].expect(start, stop)
+        for lane, start, stop in ranges:
             rows, ids = self.lanes[lane].read(start, stop)
             ops, context = self.batch_ops[lane]
             if ops:
@@ -59,8 +61,7 @@ class Plan:
         """It will be read from there on, by that rank."""
         for number, lane in enumerate(self.lanes):
             if isinstance(lane, BlockLane):
-                lane.executor = executor
-                lane.is_ours = number * world_size // len(self.lanes) == rank
+                lane.begin(executor, done == 0 and number * world_size // len(self.lanes) == rank)
             elif isinstance(lane, StreamLane) and len(self.lanes) == 1:
                 lane.skip_to(done)
 
@@ -146,18 +147,13 @@ class _Builder:
         per_unit = leaf.blocks_per_unit(blocks) if shuffled is not None else 1
         row_seed = shuffled if reader.shuffles_blocks else None
         finish = (lambda rows: rows) if batch_ops else self._finish
-        return Together(
-            [
-                self._add(
-                    BlockLane(
-                        len(self.lanes), units_of(lane, per_unit, row_seed), reader.read, reader.count, counts, finish
-                    ),
-                    batch_ops,
-                    context,
-                )
-                for lane in spread(blocks, leaf.lanes)
-            ]
-        )
+        lanes: list[BlockLane] = []
+        for one in spread(blocks, leaf.lanes):
+            units = units_of(one, per_unit, row_seed)
+            lane = BlockLane(len(self.lanes), units, reader.read, reader.count, counts, finish)
+            self._add(lane, batch_ops, context)
+            lanes.append(lane)
+        return Together(lanes, at_least=min(lane.num_known() for lane in lanes))
 
 
 class BlockReader:

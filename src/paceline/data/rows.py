@@ -107,7 +107,9 @@ def unwrapped(column: Any) -> Column:
     """An Arrow column as a numpy array, if it holds numbers or equally long lists of them."""
     import pyarrow as pa
 
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = column
+    if isinstance(array, pa.ChunkedArray):  # one chunk is taken as it is: to combine it would be to copy it
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # more than one array can hold
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     kind = array.type
