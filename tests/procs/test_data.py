@@ -178,3 +178,42 @@ def test_seeds_form_of_the_loop_on_each_side_of_the_door(files, tmp_path):
             dataset=read_parquet(files).select_columns("x"),
         )
     assert sizes == [6, 6]
+
+
+def step_together(config):
+    """Ranks step together, and rank 0 alone reports and saves."""
+    checkpoint = paceline.load_checkpoint() or {"step": 0}
+    step = checkpoint["step"]
+    for batch in paceline.get_data_shard().iter_batches(global_batch_size=60, batch_format="torch", epochs=1):
+        step += 1
+        ids = torch.zeros(NUM_ROWS)
+        ids[batch["id"]] = 1
+        torch.distributed.all_reduce(ids)
+        if paceline.world_rank() == 0:
+            paceline.report(step=step, epoch=0, ids=ids.nonzero().flatten().tolist())
+            paceline.save_checkpoint(step=step)
+            if step == 5 and not checkpoint["step"]:
+                paceline.load_checkpoint()  # waits until it counts
+        torch.distributed.barrier()
+        if step == 5 and paceline.world_rank() == 1 and not checkpoint["step"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_rank_0_alone_saves(files, tmp_path):
+    """Then the position is rank 0's: right for ranks that step together."""
+    with Trainer(backend="torch", num_workers=2, logdir=tmp_path / "runs") as trainer:
+        trainer.run(step_together, {}, dataset=read_parquet(files).random_shuffle())
+    events = [event["kind"] for event in load_run(trainer.latest_run_dir).events]
+    assert "restart" in events
+    assert rows_of(trainer.latest_run_dir) == Counter((0, id) for id in range(NUM_ROWS))
+
+
+def test_trial_shuffles_as_its_config_says(files, tmp_path):
+    def train(config):
+        shard = paceline.get_dataset().random_shuffle(seed=config["seed"]).get_split()
+        assert shard is paceline.get_dataset().random_shuffle(seed=config["seed"]).get_split(), "it is one shard"
+        return [int(batch["id"][0]) for batch in shard.iter_batches(100)]
+
+    with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path / "runs") as trainer:
+        one, other, again = (trainer.run(train, {"seed": seed}, dataset=read_parquet(files)) for seed in (1, 2, 1))
+    assert one == again != other
