@@ -5,6 +5,8 @@
 Starts a small Ray on this machine, unless RAY_ADDRESS names one.
 """
 
+import os
+
 import numpy as np
 import ray
 import torch
@@ -14,18 +16,13 @@ from paceline import Trainer
 
 
 def main():
-    ray.init(**({} if ray_is_there() else {"num_cpus": 3}), log_to_driver=False)
+    ray.init(num_cpus=None if "RAY_ADDRESS" in os.environ else 3, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    dataset = ray.data.range(20_000, override_num_blocks=8).map_batches(make_features).filter(lambda row: row["x"] > 0.1)
+    rows = ray.data.range(20_000, override_num_blocks=8)
+    dataset = rows.map_batches(make_features).filter(lambda row: row["x"] > 0.1)
     with Trainer(backend="torch", num_workers=2, cpus_per_worker=1) as trainer:
         slopes = trainer.run(train, {"epochs": 3, "batch_size": 100}, dataset=dataset)
     print(f"trained on engine {trainer.engine.name!r}: y = {slopes[0]:.2f} x")
-
-
-def ray_is_there():
-    import os
-
-    return bool(os.environ.get("RAY_ADDRESS"))
 
 
 def make_features(batch):

@@ -1,5 +1,5 @@
-"""One suite for every kind of dataset: what `Source` promises holds for each, and what is built on it: each row once, in
-one order, for any number of ranks."""
+"""One suite for every kind of dataset: what `Source` promises holds for each, and what is built on it: each row once,
+in one order, for any number of ranks."""
 
 import json
 import pickle

@@ -86,9 +86,9 @@ def test_porting_after(run):
 
 
 def test_rows_larger_than_the_memory_limit_stream_through(run):
-    shown = run("data/larger_than_memory.py", "--rows", "1_500_000", "--limit-mb", "40")
+    shown = run("data/larger_than_memory.py", "--rows", "3_000_000", "--limit-mb", "60")
     sizes, memory, losses = shown.splitlines()
-    assert int(sizes.split(" MB")[0]) > 40
+    assert int(sizes.split(" MB")[0]) > 60
     assert memory.endswith("within the limit")
     first, last = (float(number) for number in losses.removeprefix("loss ").split(" → "))
     assert last < first / 10

@@ -2,8 +2,8 @@
 
 An epoch is a tree. Its leaves are lanes: places of the data that are read one row after the other. Its nodes say in
 which order their rows come; that follows from how many rows each lane has, and from nothing else: not from the number
-of ranks, nor from the size of batches. So "the first `done` rows of the epoch" means the same to everybody, and any rank
-can find any batch by itself.
+of ranks, nor from the size of batches. So "the first `done` rows of the epoch" means the same to everybody, and any
+rank can find any batch by itself.
 """
 
 from bisect import bisect_right
@@ -35,8 +35,8 @@ class Node(Protocol):
 
 
 class Together:
-    """Rows come from all nodes at once, from each as often as its weight says. One that has no more is left out, and the
-    others go on: at the end, each row has come once.
+    """Rows come from all nodes at once, from each as often as its weight says. One that has no more is left out, and
+    the others go on: at the end, each row has come once.
 
     Row i of a node with weight w has its turn at (2 i + 1) / w. Of those whose turn it is at once, the first node is
     first.

@@ -104,9 +104,9 @@ class Feed:
         own = batch.share(self.rank, self.world_size)
         found = made.read([*own, *batch.filling(self.rank, self.world_size)])
         if found is None:  # there are fewer rows than ranks: others have them
-            rows, ids = made.read([batch.ranges[0]._replace(stop=batch.ranges[0].start + 1)]) or (None, None)
-            assert rows is not None and ids is not None
-            found = rows.slice(0, 0), ids[:0]
+            one = made.read([batch.ranges[0]._replace(stop=batch.ranges[0].start + 1)])
+            assert one is not None
+            found = one[0].slice(0, 0), one[1][:0]
         rows, ids = found
         num_own = sum(part.stop - part.start for part in own)
         return Fed(batch.stop, batch.num_rows, ids[:num_own], self.form.batch(rows))

@@ -106,8 +106,8 @@ def _fold(number: int, pair: Any) -> tuple[Dataset, Dataset]:
 
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise ArgumentTypeError(
-            f"dataset[{number}] is a {type(pair).__name__}; in a list or tuple, expected pairs (train, val), one for each "
-            "fold. paceline.data.to_cv() makes them; a dict gives several datasets names."
+            f"dataset[{number}] is a {type(pair).__name__}; in a list or tuple, expected pairs (train, val), one for "
+            "each fold. paceline.data.to_cv() makes them; a dict gives several datasets names."
         )
     if any(_is_rays(one) for one in pair):
         raise ArgumentTypeError("dataset: folds of a Ray dataset are not known; cut the data that it is read from.")
@@ -130,5 +130,6 @@ def _check_rows(dataset: Dataset, num_ranks: int) -> None:
     total = dataset.num_rows()
     if total is not None and total < num_ranks:
         raise DataError(
-            f"{dataset!r} has {total} rows, which are not enough for {num_ranks} workers. Use fewer workers, or .repeat()."
+            f"{dataset!r} has {total} rows, which are not enough for {num_ranks} workers. Use fewer workers, or "
+            ".repeat()."
         )

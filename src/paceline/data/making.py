@@ -30,8 +30,8 @@ def read_parquet(paths: Paths, *, columns: Sequence[str] | None = None, lanes: i
 
 
 def read_csv(paths: Paths, *, lanes: int = LANES, **options: Any) -> Dataset:
-    """CSV files whose first line has the columns' names, read in blocks of whole lines. `paths` and `lanes` are those of
-    `read_parquet`.
+    """CSV files whose first line has the columns' names, read in blocks of whole lines. `paths` and `lanes` are those
+    of `read_parquet`.
 
     Args:
         options: `delimiter`; `schema`, an Arrow schema, if the first block does not show the types; `block_bytes`;

@@ -28,7 +28,7 @@ Lane = IndexLane | BlockLane | StreamLane
 
 @dataclass
 class Knowledge:
-    """What was learned of the data on the way, good for all epochs: how many rows of a block pass its filters, by leaf."""
+    """What was learned of the data on the way, good for all epochs: by leaf, how many rows of a block pass its filters."""
 
     counts: dict[int, dict[int, int]] = field(default_factory=dict)
 

@@ -32,8 +32,8 @@ class RayData:
         self._coordinators: list[Any] = []
 
     def cut(self, workers: Sequence[WorkerInfo]) -> list[dict[str | None, Any]]:
-        """By rank, its streams by name. Every rank gets equally many rows, since ranks that train together step together;
-        the few rows that are left over are not used."""
+        """By rank, its streams by name. Every rank gets equally many rows, since ranks that train together step
+        together; the few rows that are left over are not used."""
         self.close()
         self._warn_when_nobody_can_read()
         splits = {}

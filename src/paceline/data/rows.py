@@ -1,7 +1,7 @@
 """Rows in memory: as columns, or as whatever objects a dataset gives.
 
-Numbers are numpy arrays, which are cut, gathered and joined for next to nothing; text and whatever else has no such form
-stays in Arrow.
+Numbers are numpy arrays, which are cut, gathered and joined for next to nothing; text and whatever else has no such
+form stays in Arrow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -166,17 +166,16 @@ def as_numpy(name: str, column: Column) -> Any:
     kind = column.type
     if column.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise DataError(
-            f"The column {name!r} has {column.null_count} missing values among its {kind} numbers, which numpy and torch "
-            "do not know. Leave such rows out with .filter(), fill them in with .map_batches(), or read batches with "
+            f"The column {name!r} has {column.null_count} missing values among its {kind} numbers, which numpy and "
+            "torch do not know. Leave such rows out with .filter(), fill them in with .map_batches(), or read batches with "
             'batch_format="pandas" or "pyarrow".'
         )
     return column.to_numpy(zero_copy_only=False)
 
 
 def _joined(parts: Sequence[Column]) -> Column:
-    if all(isinstance(part, np.ndarray) for part in parts):
-        if len({part.shape[1:] for part in parts}) == 1:
-            return np.concatenate(parts)
+    if all(isinstance(part, np.ndarray) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
+        return np.concatenate(parts)
     import pyarrow as pa
 
     arrays = [_arrow_array(part) for part in parts]

@@ -310,8 +310,8 @@ def _refuse_loader_process() -> None:
     module = sys.modules.get("torch.utils.data")
     if module is not None and module.get_worker_info() is not None:
         raise DataError(
-            "A shard was given to a torch DataLoader with num_workers > 0, whose processes cannot know how many rows the "
-            "loader takes for a batch, nor which batches were handed out. Use shard.to_torch(batch_size=..., "
+            "A shard was given to a torch DataLoader with num_workers > 0, whose processes cannot know how many rows "
+            "the loader takes for a batch, nor which batches were handed out. Use shard.to_torch(batch_size=..., "
             "num_workers=..., pin_memory=..., persistent_workers=...), which is such a loader."
         )
 

@@ -32,8 +32,8 @@ class Leaf:
     """Among the leaves of a tree."""
 
     def stages(self) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
-        """What is done when a block is read, since it may drop rows; and what is done to a rank's rows of a batch, which
-        spares the work for the rows of others."""
+        """What is done when a block is read, since it may drop rows; and what is done to a rank's rows of a batch,
+        which spares the work for the rows of others."""
         last = max((place + 1 for place, op in enumerate(self.ops) if op.drops_rows), default=0)
         return self.ops[:last], self.ops[last:]
 

@@ -69,10 +69,11 @@ def mean_over_rows(losses: torch.Tensor) -> torch.Tensor:
         return by_row.mean()
     if len(by_row) < latest.num_own:
         raise ArgumentError(
-            f"mean_over_rows was given {len(by_row)} losses; this rank has {latest.num_own} rows in the latest batch of "
-            "its shard."
+            f"mean_over_rows was given {len(by_row)} losses; this rank has {latest.num_own} rows in the latest batch "
+            "of its shard."
         )
-    return by_row[: latest.num_own].sum() * (latest.world_size / latest.num_rows)
+    weight: float = latest.world_size / latest.num_rows
+    return by_row[: latest.num_own].sum() * weight
 
 
 def _is_leaf(part: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import time
@@ -37,8 +36,7 @@ class File:
         return fsspec.open(self.path, "rb").open()
 
     def bytes(self, start: int, stop: int) -> bytes:
-        with contextlib.ExitStack() as stack:
-            opened = stack.enter_context(open(self.path, "rb") if self.is_local else self.open())
+        with Path(self.path).open("rb") if self.is_local else self.open() as opened:
             opened.seek(start)
             found: bytes = opened.read(stop - start)
         if len(found) < stop - start:

@@ -73,8 +73,8 @@ class ParquetSource:
             if missing:
                 raise DataError(f"{file.path} has no column {missing[0]!r}; it has {', '.join(self._names)}.")
         names = None if columns is None else list(columns)
-        # One thread for each row group: lanes are read side by side, and columns in threads of their own cost as much time
-        # again to be handed from one to the other.
+        # One thread for each row group: lanes are read side by side, and columns in threads of their own cost as much
+        # time again to be handed from one to the other.
         return file.part(
             f"row group {group}", lambda: self._opened(file).read_row_group(group, columns=names, use_threads=False)
         )
@@ -140,6 +140,6 @@ def _check_schema(first: File, expected: Any, file: File, found: Any) -> None:
         if ours.get(name) != theirs.get(name)
     ]
     raise DataError(
-        f"The columns of {file.path} differ from those of the other files: {'; '.join(differences[:5])}. Read them apart "
-        "and .mix() them after .select_columns(), or write them anew with one schema."
+        f"The columns of {file.path} differ from those of the other files: {'; '.join(differences[:5])}. Read them "
+        "apart and .mix() them after .select_columns(), or write them anew with one schema."
     )

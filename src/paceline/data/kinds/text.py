@@ -122,8 +122,8 @@ class CsvSource(TextSource):
             first, expected = headers[0]
             if header != expected:
                 raise DataError(
-                    f"The first line of {path} is {header[:200]!r}, that of {first} {expected[:200]!r}; expected the same "
-                    "columns in all files."
+                    f"The first line of {path} is {header[:200]!r}, that of {first} {expected[:200]!r}; expected the "
+                    "same columns in all files."
                 )
 
     def _parsed(self, content: bytes, file: File, columns: Sequence[str] | None, schema: Any) -> Any:
