@@ -263,3 +263,14 @@ def test_description_is_for_the_run_folder(dataset):
 def test_filter_that_drops_everything_is_told(dataset):
     with pytest.raises(DataError, match="there are no rows"):
         list(dataset.filter(lambda row: False).iter_batches(4))
+
+
+def test_later_epochs_have_the_rows_of_the_first(either):
+    """What was learned of one epoch, how many rows of a block pass, must not be held against another order."""
+    odd = either.filter(lambda row: ids_of(row) % 2)
+    shards = [Shard(odd.tree, rank, 2) for rank in range(2)]
+    steps = [[numbers(batch) for batch in shard.iter_batches(global_batch_size=10, epochs=3)] for shard in shards]
+    assert len(steps[0]) == len(steps[1]) == 3 * 6
+    for epoch in range(3):
+        seen = [number for own in steps for batch in own[epoch * 6 : epoch * 6 + 6] for number in batch]
+        assert sorted(seen) == list(range(1, NUM_ROWS, 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,9 +52,9 @@ class Filter:
 
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         if callable(self.condition):
-            keep = np.fromiter(
-                (bool(value) for value in _each(self.condition, rows, ids, context, ".filter()")), bool, len(rows)
-            )
+            always = replace(context, epoch=0)  # which rows there are is the same in all epochs, also if it is drawn
+            passes = _each(self.condition, rows, ids, always, ".filter()")
+            keep = np.fromiter(map(bool, passes), bool, len(rows))
         else:
             keep = self._matches(rows)
         kept = np.flatnonzero(keep)

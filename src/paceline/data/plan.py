@@ -12,7 +12,7 @@ import numpy as np
 from paceline.data.base import Block, Blocks, Indexed, Stream
 from paceline.data.dealing import Chain, Head, Node, Range, Together
 from paceline.data.lanes import BlockLane, IndexLane, Numbered, StreamLane, joined, spread, units_of
-from paceline.data.ops import Context, Filter, Limit, Op, Quota, apply
+from paceline.data.ops import Context, Filter, Limit, Map, MapBatches, Op, Quota, apply
 from paceline.data.permutation import Permutation
 from paceline.data.rows import Rows
 from paceline.data.seeds import derived_seed
@@ -28,7 +28,8 @@ Lane = IndexLane | BlockLane | StreamLane
 
 @dataclass
 class Knowledge:
-    """What was learned of the data on the way, good for all epochs: by leaf, how many rows of a block pass its filters."""
+    """What was learned of the data on the way, good for all epochs: by leaf, how many rows of a block pass its
+    filters."""
 
     counts: dict[int, dict[int, int]] = field(default_factory=dict)
 
@@ -139,7 +140,7 @@ class _Builder:
         self, leaf: Leaf, shuffled: int | None, block_ops: Sequence[Op], batch_ops: Sequence[Op], context: Context
     ) -> Node:
         reader = BlockReader(leaf, block_ops, batch_ops, context, shuffled, self._columns, self._finish)
-        counts = self._knowledge.counts.setdefault(leaf.number, {})
+        counts = self._knowledge.counts.setdefault(leaf.number, {}) if reader.counts_last else {}
         blocks = reader.prepare(counts)
         if shuffled is not None and reader.shuffles_blocks:
             order = Permutation(len(blocks), "blocks", shuffled)(np.arange(len(blocks)))
@@ -178,6 +179,9 @@ class BlockReader:
         self._order: Permutation | None = None
         if isinstance(self._source, Indexed) and shuffled is not None and not limited:
             self._order = Permutation(len(self._source), shuffled)
+        self.counts_last = self._order is None and not any(isinstance(op, Map | MapBatches) for op in ops)
+        """Whether a block has as many rows in the next epoch: not if it is a stretch of a shuffled order, nor if a
+        filter comes after a function that may draw random numbers."""
         self._columns = columns_of([*ops, *batch_ops], columns)
 
     def prepare(self, counts: dict[int, int]) -> list[Block]:

@@ -167,8 +167,8 @@ def as_numpy(name: str, column: Column) -> Any:
     if column.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise DataError(
             f"The column {name!r} has {column.null_count} missing values among its {kind} numbers, which numpy and "
-            "torch do not know. Leave such rows out with .filter(), fill them in with .map_batches(), or read batches with "
-            'batch_format="pandas" or "pyarrow".'
+            "torch do not know. Leave such rows out with .filter(), fill them in with .map_batches(), or read batches "
+            'with batch_format="pandas" or "pyarrow".'
         )
     return column.to_numpy(zero_copy_only=False)
 
