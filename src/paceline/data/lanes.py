@@ -124,8 +124,8 @@ class BlockLane:
             self._ask_for(0)
 
     def expect(self, start: int, stop: int) -> None:
-        """These rows are asked for next: begins to read them, without waiting. So all lanes of a batch read at once, and
-        each of them before any reads further ahead."""
+        """These rows are asked for next: begins to read them, without waiting. So all lanes of a batch read at once,
+        before any of them reads further ahead."""
         first, end, _ = self._used
         if self._executor is not None and (start < first or stop > end):
             self._is_ours = True

@@ -73,8 +73,8 @@ class ParquetSource:
             if missing:
                 raise DataError(f"{file.path} has no column {missing[0]!r}; it has {', '.join(self._names)}.")
         names = None if columns is None else list(columns)
-        # One thread for each row group: lanes are read side by side, and columns in threads of their own cost as much time
-        # again to be handed from one to the other.
+        # One thread for each row group: lanes are read side by side, and to hand columns to threads of their own takes
+        # longer than to decode them.
         return file.part(
             f"row group {group}", lambda: self._opened(file).read_row_group(group, columns=names, use_threads=False)
         )
