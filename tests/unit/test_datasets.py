@@ -193,6 +193,24 @@ def test_csv_with_line_ends_in_quotes_and_compressed(tmp_path):
     assert ids_of(read_csv(tmp_path / "b.csv.gz", delimiter=";").iter_batches(7)) == [1, 3]
 
 
+def test_resumed_epoch_reads_only_what_is_under_way(files, monkeypatch):
+    """Also with a filter: how many rows of a row group pass it is part of the position."""
+    data = read_parquet(files, lanes=2).filter(lambda row: row["id"] % 3)
+    first = Shard(data.tree)
+    batches = iter(first.iter_batches(50))
+    for _ in range(4):
+        next(batches)
+    batches.close()
+    shard, read = Shard(data.tree), []
+    source = data.tree.source
+    monkeypatch.setattr(source, "_table", lambda *place, table=source._table: read.append(place[:2]) or table(*place))
+    shard.go_on([first.state()])
+    items = iter(shard.iter_batches(50, prefetch_batches=0))
+    next(items)
+    items.close()
+    assert len(read) <= 4, "of each lane the one under way, and one ahead"
+
+
 # --- threads and processes --------------------------------------------------------------------------------------------
 
 

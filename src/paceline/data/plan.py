@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,17 @@ class Knowledge:
     filters."""
 
     counts: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def as_state(self) -> dict[str, Any]:
+        """For a checkpoint: blocks, and how many rows of each pass."""
+        return {
+            str(leaf): [np.fromiter(part, np.int64, len(counts)) for part in (counts, counts.values())]
+            for leaf, counts in self.counts.items()
+        }
+
+    def learn(self, state: Mapping[str, Any]) -> None:
+        for leaf, (blocks, counts) in state.items():
+            self.counts.setdefault(int(leaf), {}).update(zip(blocks.tolist(), counts.tolist(), strict=True))
 
 
 @dataclass

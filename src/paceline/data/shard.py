@@ -54,6 +54,7 @@ class Shard:
         self.tree, self.rank, self.world_size = tree, rank, world_size
         self._seed, self._on_rows = seed, on_rows
         self._knowledge = Knowledge()
+        self._drops_rows = any(op.drops_rows for leaf in leaves(tree) for op in leaf.ops)
         self._begun: dict[int, Mark] = {}
         """Where this process began, by epoch."""
         self._epoch, self._stop, self._size = 0, None, None  # type: tuple[int, int | None, int | None]
@@ -204,11 +205,14 @@ class Shard:
         return Standing(self._epoch, self._stop, self._size, self.rank, self.world_size, self._begun)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return standing_as_state(self.standing())
+        """For a checkpoint. Rank 0 adds what all ranks have learned of the data, so that nobody reads it for that."""
+        learned = {"counts": self._knowledge.as_state()} if self.rank == 0 and self._drops_rows else {}
+        return standing_as_state(self.standing()) | learned
 
     def go_on(self, states: Sequence[Mapping[str, Any]]) -> None:
         """From what all ranks have saved. The next loop begins there."""
+        for state in states:
+            self._knowledge.learn(state.get("counts", {}))
         self.go_on_from(merge(standing_of(state) for state in states))
 
     def go_on_from(self, marks: Mapping[int, Mark]) -> None:
