@@ -177,6 +177,7 @@ class Session:
 
             handout = self._task.shards[self.place.world_rank]
             self._door = Door(handout, self.place, lambda: self.seed or 0, self.keep)
+            self.cleanups.callback(self._door.close)
         return self._door
 
     def should_stop(self) -> bool:

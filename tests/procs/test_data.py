@@ -217,3 +217,22 @@ def test_trial_shuffles_as_its_config_says(files, tmp_path):
     with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path / "runs") as trainer:
         one, other, again = (trainer.run(train, {"seed": seed}, dataset=read_parquet(files)) for seed in (1, 2, 1))
     assert one == again != other
+
+
+def test_loop_that_fails_leaves_no_thread_in_a_worker_that_stays(files, tmp_path):
+    kept = []
+
+    def fail():
+        for _ in paceline.get_data_shard().iter_batches(10):
+            raise LookupError("in the middle")
+
+    def threads():
+        import threading
+
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("paceline-read")]
+
+    with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path / "runs") as trainer:
+        with pytest.raises(LookupError) as caught:
+            trainer.run(fail, dataset=read_parquet(files))
+        kept.append(caught)  # with the traceback, and the loop's frame in it
+        assert trainer.execute(threads) == [[]]

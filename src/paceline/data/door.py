@@ -99,6 +99,11 @@ class Door:
                 "The checkpoint has a position in other data than %s, which is read from its first row on.", description
             )
 
+    def close(self) -> None:
+        """The function has ended: so do the threads that read for it."""
+        for shard in self._shards.values():
+            shard.close()
+
     # --- as a Keeper --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -112,7 +112,7 @@ class Feed:
         return Fed(batch.stop, batch.num_rows, ids[:num_own], self.form.batch(rows))
 
 
-def ahead(items: Callable[[Executor], Iterator[Fed]], num_ahead: int) -> Iterator[Fed]:
+def ahead(items: Callable[[Executor], Iterator[Fed]], num_ahead: int) -> Generator[Fed, None, None]:
     """Read in threads: blocks always, and whole batches too if some shall be ready ahead."""
     with contextlib.ExitStack() as stack:
         executor = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="paceline-read")

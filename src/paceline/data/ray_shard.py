@@ -105,6 +105,9 @@ class RayShard:
         self._epoch, self._num_had = position_in_batches(states, self.rank, self.world_size)
         self._is_begun = False
 
+    def close(self) -> None:
+        """The driver ends the stream."""
+
     def __getattr__(self, name: str) -> Any:
         if name == "_stream":  # not set yet: a copy is being made
             raise AttributeError(name)

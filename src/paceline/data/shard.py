@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,8 @@ class Shard:
         """Where this process began, by epoch."""
         self._epoch, self._stop, self._size = 0, None, None  # type: tuple[int, int | None, int | None]
         self._num_loops, self._is_reading = 0, False
+        self.reading: list[Generator[Fed, None, None]] = []
+        """What loops that are not over read from."""
         self.latest: Latest | None = None
         self.wait_s = 0.0
         """How long loops have waited for data so far."""
@@ -194,6 +197,12 @@ class Shard:
             return fed.data
         raise _nothing(feed)
 
+    def close(self) -> None:
+        """End the threads of loops that were left and that somebody still holds on to, a traceback for example."""
+        for items in self.reading:
+            with contextlib.suppress(ValueError):  # another thread is in the middle of it
+                items.close()
+
     # --- position -----------------------------------------------------------------------------------------------------
 
     @property
@@ -266,7 +275,7 @@ class Batches:
             raise TypeError("how many rows there are is not known before they are read")
         return total // size if self.feed.rest == "drop" else -(-total // size)
 
-    def tracked(self, read: Callable[[int, Mark], Iterator[Fed]]) -> Iterator[Any]:
+    def tracked(self, read: Callable[[int, Mark], Generator[Fed, None, None]]) -> Iterator[Any]:
         """The batches that `read` gives of an epoch, noted as they are handed out."""
         shard = self.shard
         if self.epochs is not None and shard.epoch >= self.epochs:
@@ -274,6 +283,7 @@ class Batches:
         while True:
             loop, epoch, mark = shard.begin_loop(self.feed.size)
             items = read(epoch, mark)
+            shard.reading.append(items)
             is_empty = True
             try:
                 while (fed := self._next(items)) is not None:
@@ -282,9 +292,8 @@ class Batches:
                     yield fed.data
             finally:
                 shard.left(loop)
-                close = getattr(items, "close", None)
-                if close is not None:
-                    close()
+                shard.reading.remove(items)
+                items.close()
             if is_empty and mark == Mark():
                 raise _nothing(self.feed)
             shard.ended(loop, epoch)
@@ -298,7 +307,7 @@ class Batches:
         finally:
             self.shard.wait_s += time.perf_counter() - begin
 
-    def _read(self, epoch: int, mark: Mark) -> Iterator[Fed]:
+    def _read(self, epoch: int, mark: Mark) -> Generator[Fed, None, None]:
         feed, knowledge = self.feed, self.shard.knowledge
         return ahead(lambda executor: feed.epoch(epoch, mark, knowledge, executor), self._num_ahead)
 

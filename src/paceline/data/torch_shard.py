@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ class TorchLoader:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def _read(self, epoch: int, mark: Mark) -> Iterator[Fed]:
+    def _read(self, epoch: int, mark: Mark) -> Generator[Fed, None, None]:
         if self._loader is None or mark != Mark():
             self._feed = LoaderFeed(self._batches.feed)
             self._feed.begin(epoch, mark)
