@@ -277,10 +277,12 @@ def test_every_trial_has_all_of_the_data(tmp_path, ray_data):
     from ray import tune
 
     def train(config):
-        for batch in paceline.get_data_shard().iter_batches(batch_size=config["batch_size"]):
-            paceline.report(total=int(batch["id"].sum()))
+        both = (paceline.get_data_shard(name).iter_batches(config["batch_size"]) for name in ("rays", "ours"))
+        for batch, own in zip(*both, strict=True):
+            paceline.report(total=int(batch["id"].sum()), own=int(own["data"].sum()))
 
-    trainable = trainer_for(tmp_path).to_tune_trainable(train, dataset=ray_data.range(20), all_ranks=True)
+    datasets = {"rays": ray_data.range(20), "ours": np.arange(20)}
+    trainable = trainer_for(tmp_path).to_tune_trainable(train, dataset=datasets, all_ranks=True)
     tuner = tune.Tuner(
         trainable,
         param_space={"batch_size": tune.grid_search([5, 10])},
@@ -290,7 +292,7 @@ def test_every_trial_has_all_of_the_data(tmp_path, ray_data):
     results = tuner.fit()
     assert not results.errors
     for run in paceline.list_runs(tmp_path / "runs"):
-        assert run.metrics["total"].sum() == sum(range(20))
+        assert run.metrics["total"].sum() == run.metrics["own"].sum() == sum(range(20))
         assert len(run.metrics) == 2 * 10 // run.config["batch_size"], "a report for each batch of each rank"
 
 
