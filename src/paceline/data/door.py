@@ -9,6 +9,7 @@ from typing import Any
 from paceline.data.dataset import Dataset
 from paceline.data.dealing import Mark, Standing
 from paceline.data.given import Handout
+from paceline.data.row_log import RowLog
 from paceline.data.shard import Shard, position_of, standing_as_state
 from paceline.errors import ArgumentError, TrainerStateError
 from paceline.workers.base import Place
@@ -29,10 +30,10 @@ class Door:
         place: Place,
         seed: Callable[[], int],
         keep: Callable[[Door], None],
-        on_rows: Callable[[str | None, int, Any], None] | None = None,
+        rows: RowLog | None = None,
     ):
         self._handout, self._place, self._seed = handout, place, seed
-        self._keep, self._on_rows = keep, on_rows
+        self._keep, self._rows = keep, rows
         self._shards: dict[str, Shard] = {}
         self._restored: dict[str, dict[int, Mark]] = {}
         self._is_kept = False
@@ -71,16 +72,9 @@ class Door:
             raise ArgumentError(f"get_shard({rank}): the ranks are 0 to {self._place.world_size - 1}.")
         key = f"{name or ''}|{dataset.fingerprint()}"
         if number != self._place.world_rank:  # somebody else's: its position is not ours to keep
-            return Shard(dataset.tree, number, self._place.world_size, self._seed)
+            return self._new(dataset, name, number)
         if key not in self._shards:
-            on_rows = None
-            if self._on_rows is not None:
-                tell = self._on_rows
-
-                def on_rows(epoch: int, ids: Any) -> None:
-                    tell(name, epoch, ids)
-
-            self._shards[key] = shard = Shard(dataset.tree, number, self._place.world_size, self._seed, on_rows)
+            self._shards[key] = shard = self._new(dataset, name, number)
             if not self._is_kept:
                 self._is_kept = True
                 self._keep(self)
@@ -91,6 +85,11 @@ class Door:
                     "The checkpoint has a position in other data than %r, which is read from its first row on.", dataset
                 )
         return self._shards[key]
+
+    def _new(self, dataset: Dataset, name: str | None, rank: int) -> Shard:
+        """Its batches are noted if the run records them."""
+        place = (rank, self._place.world_size, self._seed)
+        return Shard(dataset.tree, *place) if self._rows is None else self._rows.shard(dataset, name, *place)
 
     # --- as a Keeper --------------------------------------------------------------------------------------------------
 
