@@ -32,8 +32,9 @@ Numbered = tuple[Rows, Any]
 class IndexLane:
     """Any rows by their numbers, in an order that needs no reading."""
 
-    def __init__(self, number: int, source: Indexed, order: Permutation | None, context: Context):
+    def __init__(self, number: int, source: Indexed, order: Permutation | None, context: Context, first_id: int = 0):
         self.number, self._source, self._order, self._context = number, source, order, context
+        self._first_id = first_id
         self._size = len(source)
         self._known: tuple[int, Any] = (0, np.empty(0, np.int64))
         """Some of the order, from this slot on."""
@@ -52,7 +53,7 @@ class IndexLane:
 
         ids = self._ids(start, stop)
         with drawing_for(self._context.seed, self._context.epoch, ids):
-            return self._source.take(ids), ids
+            return self._source.take(ids), ids + self._first_id if self._first_id else ids
 
     def _ids(self, start: int, stop: int) -> Any:
         if self._order is None:

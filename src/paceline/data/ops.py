@@ -22,6 +22,8 @@ class Context:
     seed: int = 0
     epoch: int = 0
     block: int | None = None
+    id_column: str | None = None
+    """Which has the names of rows, where not their numbers are asked for."""
 
 
 class Op(Protocol):

@@ -50,10 +50,13 @@ class Shard:
         world_size: int = 1,
         seed: Callable[[], int] = lambda: 0,
         on_rows: Callable[[int, Any], None] | None = None,
+        on_end: Callable[[int, int], None] | None = None,
     ):
+        """`on_rows` hears of each batch: its epoch, and the ids of its rows. `on_end` hears that an epoch was read to
+        its end, and how many rows at the most were left out of it."""
         _introduce()
         self.tree, self.rank, self.world_size = tree, rank, world_size
-        self._seed, self._on_rows = seed, on_rows
+        self._seed, self._on_rows, self._on_end = seed, on_rows, on_end
         self._knowledge = Knowledge()
         self._drops_rows = any(op.drops_rows for leaf in leaves(tree) for op in leaf.ops)
         self._begun: dict[int, Mark] = {}
@@ -247,9 +250,11 @@ class Shard:
         if loop == self._num_loops:
             self._is_reading = False
 
-    def ended(self, loop: int, epoch: int) -> None:
+    def ended(self, loop: int, epoch: int, num_left_out: int) -> None:
         if loop == self._num_loops:
             self._epoch, self._stop = epoch + 1, None
+        if self._on_end is not None:
+            self._on_end(epoch, num_left_out)
 
     @property
     def knowledge(self) -> Knowledge:
@@ -296,7 +301,7 @@ class Batches:
                 items.close()
             if is_empty and mark == Mark():
                 raise _nothing(self.feed)
-            shard.ended(loop, epoch)
+            shard.ended(loop, epoch, self.feed.size - 1 if self.feed.rest == "drop" else 0)
             if self.epochs is None or epoch + 1 >= self.epochs:
                 return
 
