@@ -138,11 +138,8 @@ def test_whole_run_in_this_process(files, tmp_path, record):
     ]
     assert [one.never for one in report.epochs][:2] == [0, 0]
     filtered = audit(trainer.latest_run_dir)
-    assert [(one.once, one.never, one.known_by) for one in filtered.epochs][0] == (
-        250,
-        0,
-        "the rows of its other epochs",
-    )
+    first = filtered.epochs[0]
+    assert (first.once, first.never, first.known_by) == (250, 0, "the rows of its other epochs")
     given = {"train": data["train"].filter(lambda row: row["y"] == 1), "valid": data["valid"]}
     known = audit(trainer.latest_run_dir, dataset=given)
     assert [(one.never, one.known_by) for one in known.epochs] == [(0, "the dataset that was given")] * 4
