@@ -169,6 +169,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":  # a package of its own, for `paceline.data.read_parquet` after `import paceline`
+        return import_module("paceline.data")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), _RENAMED.get(name, name))

@@ -30,7 +30,7 @@ FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in part
 # A third party is imported in the modules named here and nowhere else.
 HOMES = {
     "torch": {"frameworks/torch", "backends/torch", "prepare/"},
-    "numpy": {"frameworks/numpy", "prepare/rng", "callbacks/tensorboard_logger"},
+    "numpy": {"frameworks/numpy", "prepare/rng", "callbacks/tensorboard_logger", "recording/row_"},
     "pandas": {"runs/pandas_frame"},
     "fsspec": {"checkpoints/storage/fsspec"},
     "tensorboardX": {"callbacks/tensorboard_logger"},

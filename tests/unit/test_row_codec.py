@@ -156,7 +156,7 @@ def test_forged_frames_are_damage(tmp_path):
 
 
 def test_only_files_are_read(tmp_path):
-    (tmp_path / "outside").write_bytes(b"")
+    (tmp_path / "outside").write_bytes(b"mine")
     run = tmp_path / "run"
     run.mkdir()
     assert read_rows_file(run / "rows.bin") is None
@@ -164,6 +164,9 @@ def test_only_files_are_read(tmp_path):
         make(run / "rows.bin")
         with pytest.raises(RunDamagedError, match=r"rows\.bin cannot be read"):
             read_rows_file(run / "rows.bin")
+        with pytest.raises(OSError, match=r"rows\.bin"):
+            RowsFile(run / "rows.bin")
+        assert (tmp_path / "outside").read_bytes() == b"mine"
         (run / "rows.bin").rmdir() if (run / "rows.bin").is_dir() else (run / "rows.bin").unlink()
 
 
