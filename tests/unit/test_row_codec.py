@@ -125,6 +125,17 @@ def test_file_that_is_torn_at_any_byte_is_read_up_to_there_and_goes_on(tmp_path)
         assert again.num_damaged == 0
 
 
+def test_last_frame_that_a_crashed_machine_left_damaged_is_cut_off(tmp_path):
+    path = tmp_path / "rows.bin"
+    data = written(path)
+    path.write_bytes(data[:-1] + b"\0")
+    file = RowsFile(path)
+    file.append_rows(1, 7, b"more")
+    file.close()
+    content = read_rows_file(path)
+    assert ([rank for _, rank, _ in content.messages], content.num_damaged) == ([0, 1, 7], 0)
+
+
 def test_any_wrong_byte_is_noticed_or_harms_nobody(tmp_path):
     path = tmp_path / "rows.bin"
     data = written(path)
