@@ -169,4 +169,5 @@ def test_what_cannot_be_reported_takes_no_rows_along(files, tmp_path):
 
     with Trainer(BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
         trainer.run(train, dataset=read_parquet(files), record_ids=True)
-    assert [(one.once, one.steps) for one in audit(trainer.latest_run_dir).epochs] == [(500, (1, 5))]
+    [epoch] = audit(trainer.latest_run_dir).epochs
+    assert (epoch.once, epoch.steps, epoch.state) == (500, (1, 5), "finished"), "its end is told when the function ends"

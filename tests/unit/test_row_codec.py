@@ -125,6 +125,17 @@ def test_file_that_is_torn_at_any_byte_is_read_up_to_there_and_goes_on(tmp_path)
         assert again.num_damaged == 0
 
 
+def test_last_frame_that_a_crashed_machine_left_damaged_is_cut_off(tmp_path):
+    path = tmp_path / "rows.bin"
+    data = written(path)
+    path.write_bytes(data[:-1] + b"\0")
+    file = RowsFile(path)
+    file.append_rows(1, 7, b"more")
+    file.close()
+    content = read_rows_file(path)
+    assert ([rank for _, rank, _ in content.messages], content.num_damaged) == ([0, 1, 7], 0)
+
+
 def test_any_wrong_byte_is_noticed_or_harms_nobody(tmp_path):
     path = tmp_path / "rows.bin"
     data = written(path)
@@ -156,7 +167,7 @@ def test_forged_frames_are_damage(tmp_path):
 
 
 def test_only_files_are_read(tmp_path):
-    (tmp_path / "outside").write_bytes(b"")
+    (tmp_path / "outside").write_bytes(b"mine")
     run = tmp_path / "run"
     run.mkdir()
     assert read_rows_file(run / "rows.bin") is None
@@ -164,6 +175,9 @@ def test_only_files_are_read(tmp_path):
         make(run / "rows.bin")
         with pytest.raises(RunDamagedError, match=r"rows\.bin cannot be read"):
             read_rows_file(run / "rows.bin")
+        with pytest.raises(OSError, match=r"rows\.bin"):
+            RowsFile(run / "rows.bin")
+        assert (tmp_path / "outside").read_bytes() == b"mine"
         (run / "rows.bin").rmdir() if (run / "rows.bin").is_dir() else (run / "rows.bin").unlink()
 
 

@@ -68,12 +68,15 @@ class Appended:
     same goes for all pieces that come after somebody has deleted the file.
     """
 
+    _flags = 0
+    """For opening it, besides what is needed to append."""
+
     def __init__(self, path: Path | str):
         self.path = path
         self.num_lost = 0
         self._pending: deque[bytes] = deque()
         self._lock = threading.Lock()
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | self._flags, 0o666)
         self._is_torn = True  # until looked at: an earlier writer may have been killed inside a piece
 
     def __len__(self) -> int:

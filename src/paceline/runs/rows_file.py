@@ -7,7 +7,9 @@
 A driver that is killed can leave a torn frame at the end, which readers ignore and the next driver cuts off.
 """
 
+import errno
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -28,7 +30,16 @@ _BEGIN, _ROWS = b"A", b"R"
 
 
 class RowsFile(Appended):
-    """The writer: the driver, and nobody else. As with lines, `flush` writes."""
+    """The writer: the driver, and nobody else. As with lines, `flush` writes. OSError for anything but a file: what is
+    not whole is cut off, and a link would have that done to somebody else's."""
+
+    _flags = os.O_NOFOLLOW | os.O_NONBLOCK
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            self.close()
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
     def append_begin(self, fields: Mapping[str, Any]) -> None:
         self._append(framed(_BEGIN + encode({"format": FORMAT, "version": VERSION, **fields})))
