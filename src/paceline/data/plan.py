@@ -12,6 +12,7 @@ import numpy as np
 from paceline.data.base import Block, Blocks, Indexed, Stream
 from paceline.data.dealing import Chain, Head, Node, Range, Together
 from paceline.data.lanes import BlockLane, IndexLane, Numbered, StreamLane, joined, spread, units_of
+from paceline.data.membership import numbers_of
 from paceline.data.ops import Context, Filter, Limit, Map, MapBatches, Op, Quota, apply
 from paceline.data.permutation import Permutation
 from paceline.data.rows import Rows
@@ -182,7 +183,7 @@ class BlockReader:
         finish: Callable[[Rows], Rows],
     ):
         self._leaf, self._ops, self._context = leaf, ops, context
-        self._first_id = leaf.number << _ID_BITS
+        self.first_id = leaf.number << _ID_BITS
         self._source = leaf.source
         limited = any(isinstance(op, Limit) for op in ops)
         self.shuffles_blocks = isinstance(self._source, Blocks) or limited
@@ -248,11 +249,12 @@ class BlockReader:
             ids = block.first_id + np.arange(len(rows))
         else:
             slots = np.arange(block.first_row or 0, (block.first_row or 0) + block.weight)
-            ids = slots if self._order is None else self._order(slots)
-            rows = self._source.take(ids)  # type: ignore[attr-defined]
+            indices = slots if self._order is None else self._order(slots)
+            rows = self._source.take(indices)  # type: ignore[attr-defined]
+            ids = numbers_of(self._source, indices)  # type: ignore[arg-type]
         context = Context(block.name, self._context.seed, self._context.epoch, block.number)
         rows, ids = apply(ops, rows, ids, context)
-        return rows, ids + self._first_id if self._first_id else ids
+        return rows, ids + self.first_id if self.first_id else ids
 
 
 def columns_of(ops: Sequence[Op], wanted: Sequence[str] | None) -> list[str] | None:
