@@ -360,8 +360,8 @@ def get_datasets() -> Any:
     """The folds that were given to `run`, as pairs (train, val) of datasets: a sequence, to loop over once.
 
     `for index, (train, val) in get_datasets().items()` goes on with the fold that was under way when the checkpoint was
-    saved that `load_checkpoint()` gives. A plain loop, as in `enumerate(get_datasets())`, comes to the earlier ones too:
-    they have no batches then, and what is reported and saved in them is dropped, since it was before.
+    saved that `load_checkpoint()` gives. A plain loop, as in `enumerate(get_datasets())`, comes to the earlier ones
+    too: they have no batches then, and what is reported and saved in them is dropped, since it was before.
     """
     return _door("get_datasets()").folds()
 

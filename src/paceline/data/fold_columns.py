@@ -13,6 +13,7 @@ from paceline.data.membership import numbers_of
 from paceline.data.ops import Context, Map, MapBatches, Select
 from paceline.data.plan import BlockReader
 from paceline.data.rows import Columns, Rows, Samples
+from paceline.data.seeds import derived_seed
 from paceline.data.tree import Leaf
 from paceline.errors import ArgumentError, MissingDependencyError
 
@@ -55,7 +56,9 @@ def read_columns(leaf: Leaf, rule: Rule) -> list[Part]:
     if is_plain and isinstance(source, Indexed) and hasattr(source, "column"):
         values = {name: _checked(source.column(name), name, leaf, rule) for name in rule.columns}
         return [Part(0, 0, np.arange(len(source)), values)]
-    reader = BlockReader(leaf, leaf.ops, (), Context(leaf.name), None, rule.columns, lambda rows: rows)
+    seed = leaf.shuffle.seed if leaf.shuffle is not None else None
+    context = Context(leaf.name, derived_seed("draws", seed or 0, leaf.number))  # a filter may draw
+    reader = BlockReader(leaf, leaf.ops, (), context, None, rule.columns, lambda rows: rows)
     numbers = numbers_of(source, np.arange(len(source))) if isinstance(source, Indexed) else None
     parts = []
     for block in reader.prepare({}):
