@@ -107,6 +107,8 @@ class Session:
         that cannot be sent is an error on the user's own line. Then nothing was reported, and no number is used up.
         Threads report one after the other, in the order of the numbers; a signal handler takes one of its own."""
         self._has_checked = False
+        if self._is_repeating:
+            return
         with self._numbering:
             self._iteration += 1
             now, number, total_s = time.perf_counter(), self._iteration, self._total_s
@@ -131,6 +133,8 @@ class Session:
     def save_checkpoint(
         self, state: dict[str, Any], directory: str | Path | None, per_rank: dict[str, Any] | None
     ) -> None:
+        if self._is_repeating:  # a model that was not trained now must not pass for the one that was
+            return
         own = {} if per_rank is None else {PER_RANK: per_rank}
         own |= {name: keeper.state() for name, keeper in self._keepers.items()}
         self._send_rows()  # before it: they belong to this checkpoint
@@ -196,6 +200,11 @@ class Session:
             self._door = Door(handout, self.place, lambda: self.seed or 0, self.keep, self._rows)
             self.cleanups.callback(self._door.close)
         return self._door
+
+    @property
+    def _is_repeating(self) -> bool:
+        """In a fold that was done before the checkpoint was saved from which the function goes on: see get_datasets."""
+        return self._door is not None and bool(self._door.is_repeating)
 
     def should_stop(self) -> bool:
         """Once the run is asked to end, all ranks agree on the call at which this becomes true: see StopAgreement. Not
@@ -366,7 +375,12 @@ def get_dataset(name: str | None = None) -> Any:
 
 
 def get_datasets() -> Any:
-    """The folds that were given to `run`, as pairs (train, val) of datasets."""
+    """The folds that were given to `run`, as pairs (train, val) of datasets: a sequence, to loop over once.
+
+    `for index, (train, val) in get_datasets().items()` goes on with the fold that was under way when the checkpoint was
+    saved that `load_checkpoint()` gives. A plain loop, as in `enumerate(get_datasets())`, comes to the earlier ones
+    too: they have no batches then, and what is reported and saved in them is dropped, since it was before.
+    """
     return _door("get_datasets()").folds()
 
 

@@ -40,6 +40,7 @@ HOMES = {
     "IPython": {"callbacks/progress"},
     "rich": {"callbacks/", "trainer", "worker_table"},
     "ray": {"workers/ray", "data/ray", "search/tune"},
+    "sklearn": {"data/fold_columns"},
     "tensorflow": {"data/tensorflow"},
 }
 

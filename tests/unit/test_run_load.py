@@ -8,6 +8,7 @@ import pytest
 from paceline.errors import (
     ArgumentError,
     CheckpointError,
+    DataError,
     MissingDependencyError,
     RunDamagedError,
     RunNotFoundError,
@@ -328,3 +329,32 @@ def test_a_run_shows_as_a_table_in_a_notebook(folder: RunFolder) -> None:
     assert "1 &lt; 2 &amp; more" in html
     assert "&lt;script&gt;" in html
     assert "<script>" not in html
+
+
+def test_folds_of_a_cross_validation(folder: RunFolder) -> None:
+    for step, (cv, loss) in enumerate([(0, 9.0), (0, 1.0), (1, 9.0), (1, 3.0)], 1):
+        folder.record_step(step, 1, [{"cv": cv, "loss": loss, "note": "x"}, {"cv": cv, "loss": loss + 1}])
+    folder.record_step(5, 1, [{"cv": 1, "accuracy": 0.5, "_timestamp": 1.0}, {"cv": 1, "accuracy": 1.0}])
+    folder.record_step(6, 1, [{"loss": 100.0}, {"loss": 100.0}])
+    folder.flush()
+    frame = load_run(folder.path).folds
+    assert list(frame.index) == [0, 1, "mean", "std"]
+    assert list(frame["loss"]) == [1.5, 3.5, 2.5, pytest.approx(2**0.5)]
+    assert list(frame["accuracy"][1:3]) == [0.75, 0.75]
+    assert list(frame.columns) == ["loss", "accuracy"], "numbers only, and none of Paceline's own"
+
+
+def test_folds_after_a_restart_are_those_that_count(folder: RunFolder) -> None:
+    folder.record_step(1, 1, [{"cv": 0, "loss": 1.0}])
+    folder.record_step(2, 1, [{"cv": 1, "loss": 9.0}])
+    folder.record_step(2, 2, [{"cv": 1, "loss": 2.0}])
+    folder.flush()
+    assert list(load_run(folder.path).folds["loss"][:3]) == [1.0, 2.0, 1.5]
+
+
+def test_run_without_folds_says_what_to_report(folder: RunFolder) -> None:
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"exp/run_001: no report says of which fold it is.*report\(cv=index"):
+            _ = load_run(folder.path).folds
+        folder.record_step(1, 1, [{"loss": 1.0}])
+        folder.flush()

@@ -8,6 +8,7 @@ from paceline import registry
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset, mix
     from paceline.data.draws import sample_rng
+    from paceline.data.folds import to_cv
     from paceline.data.given import Supply, resolve_dataset
     from paceline.data.making import as_dataset, from_numpy, read_csv, read_json, read_parquet
     from paceline.data.shard import Shard
@@ -26,6 +27,7 @@ _HOME_OF = {
     "read_parquet": "making",
     "resolve_dataset": "given",
     "sample_rng": "draws",
+    "to_cv": "folds",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "read_parquet",
     "resolve_dataset",
     "sample_rng",
+    "to_cv",
 ]
 
 

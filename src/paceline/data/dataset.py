@@ -191,7 +191,7 @@ def _structure(tree: Tree) -> Any:
         case Leaf():
             return (
                 tree.source.fingerprint(),
-                [type(op).__name__ for op in tree.ops if op.drops_rows],
+                [getattr(op, "identity", type(op).__name__) for op in tree.ops if op.drops_rows],
                 tree.shuffle,
                 tree.lanes,
             )

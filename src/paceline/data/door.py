@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.data.dataset import Dataset
+from paceline.data.folds_in_worker import FoldsInWorker
 from paceline.data.given import Handout
 from paceline.data.row_log import RowLog
 from paceline.data.shard import Shard
@@ -26,7 +27,7 @@ class Door:
         handout: Handout,
         place: Place,
         seed: Callable[[], int],
-        keep: Callable[[Door], None],
+        keep: Callable[[Any], None],
         rows: RowLog | None = None,
     ):
         self._handout, self._place, self._seed = handout, place, seed
@@ -35,6 +36,7 @@ class Door:
         self._restored: dict[str, list[Any]] = {}
         """Of each shard, what all ranks had saved of it."""
         self._is_kept = False
+        self._folds: FoldsInWorker | None = None
 
     @property
     def wait_s(self) -> float:
@@ -62,6 +64,22 @@ class Door:
 
     def _bound(self, dataset: Dataset, name: str | None) -> Dataset:
         return dataset.bound(_Named(self, name))
+
+    def folds(self) -> FoldsInWorker:
+        if not self._handout.folds:
+            raise TrainerStateError(
+                "get_datasets(): this run was given no folds. Pass a list of pairs: trainer.run(train_func, "
+                "dataset=paceline.data.to_cv(dataset, splits=5)). What it was given, get_dataset() has."
+            )
+        if self._folds is None:
+            self._folds = FoldsInWorker(self._handout.folds, self.make)
+            self._keep(self._folds)
+        return self._folds
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the function does now what it had done before the checkpoint from which it goes on."""
+        return self._folds is not None and self._folds.progress.is_repeating
 
     def make(self, dataset: Dataset, name: str | None, rank: int | None) -> Shard:
         """The same one each time: it knows how often it was looped over."""
@@ -97,7 +115,7 @@ class Door:
             self._keep(self)
         if key in self._restored:
             shard.go_on(self._restored[key])
-        elif self._restored and self._place.world_rank == 0:
+        elif self._place.world_rank == 0 and any(_name_in(key) == _name_in(other) for other in self._restored):
             logger.warning(
                 "The checkpoint has a position in other data than %s, which is read from its first row on.", description
             )
@@ -121,6 +139,10 @@ class Door:
         for key, shard in self._shards.items():
             if key in self._restored:
                 shard.go_on(self._restored[key])
+
+
+def _name_in(key: str) -> str:
+    return key.rpartition("|")[0]
 
 
 def _by_shard(states: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

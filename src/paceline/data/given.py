@@ -91,7 +91,7 @@ def resolve_dataset(dataset: Any) -> Supply | None:
             raise ArgumentTypeError(f"dataset: its names must be text, and {name!r} is a {type(name).__name__}.")
     if isinstance(dataset, dict) and not dataset:
         raise ArgumentError("dataset={}: there is none in it.")
-    streams = {name: one for name, one in given.items() if _is_rays(one)}
+    streams = {name: one for name, one in given.items() if is_rays(one)}
     ours = {
         name: as_dataset(one, "dataset" if name is None else f"dataset[{name!r}]")
         for name, one in given.items()
@@ -114,13 +114,13 @@ def _fold(number: int, pair: Any) -> tuple[Dataset, Dataset]:
             f"dataset[{number}] is a {type(pair).__name__}; in a list or tuple, expected pairs (train, val), one for "
             "each fold. paceline.data.to_cv() makes them; a dict gives several datasets names."
         )
-    if any(_is_rays(one) for one in pair):
+    if any(is_rays(one) for one in pair):
         raise ArgumentTypeError("dataset: folds of a Ray dataset are not known; cut the data that it is read from.")
     train, val = (as_dataset(one, f"dataset[{number}][{place}]") for place, one in enumerate(pair))
     return train, val
 
 
-def _is_rays(value: Any) -> bool:
+def is_rays(value: Any) -> bool:
     module = sys.modules.get("ray.data")  # whoever has one of its datasets has imported it
     return module is not None and isinstance(value, module.Dataset)
 

@@ -17,6 +17,7 @@ import numpy as np
 from paceline.data.base import Block, Indexed, Stream
 from paceline.data.dealing import Range
 from paceline.data.formats import from_batch
+from paceline.data.membership import numbers_of
 from paceline.data.ops import Context, Op, apply
 from paceline.data.permutation import Permutation
 from paceline.data.rows import Rows, Samples
@@ -51,11 +52,12 @@ class IndexLane:
     def read(self, start: int, stop: int) -> Numbered:
         from paceline.data.draws import drawing_for
 
-        ids = self._ids(start, stop)
+        indices = self._indices(start, stop)
+        ids = numbers_of(self._source, indices)
         with drawing_for(self._context.seed, self._context.epoch, ids):
-            return self._source.take(ids), ids + self._first_id if self._first_id else ids
+            return self._source.take(indices), ids + self._first_id if self._first_id else ids
 
-    def _ids(self, start: int, stop: int) -> Any:
+    def _indices(self, start: int, stop: int) -> Any:
         if self._order is None:
             return np.arange(start, stop)
         first, known = self._known

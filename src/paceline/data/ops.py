@@ -75,34 +75,6 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class InFold:
-    """Keeps the rows of one fold, or all others. Which fold a row is in follows from its number, or from its group's
-    key: no list is kept, and it is the same in every run."""
-
-    fold: int
-    splits: int
-    is_validation: bool
-    seed: int
-    group: str | None = None
-    drops_rows = True
-    replaces_columns = False
-
-    @property
-    def columns(self) -> Sequence[str] | None:
-        return [] if self.group is None else [self.group]
-
-    def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
-        if self.group is None:
-            keys = ids
-        else:
-            if not isinstance(rows, Columns):
-                raise DataError("groups= names a column; these rows have none.")
-            keys = _hashes(rows.select([self.group]).columns[self.group])
-        kept = np.flatnonzero((_folds(keys, self.seed, self.splits) == self.fold) == self.is_validation)
-        return rows.take(kept), ids[kept]
-
-
-@dataclass(frozen=True)
 class Limit:
     """Keeps the first rows of the data that come so far. Stands for a Quota."""
 
@@ -231,21 +203,3 @@ def _gathered(made: list[Any], former: Rows, context: Context) -> Rows:
                 "columns of every row."
             )
     return from_batch({name: [row[name] for row in made] for name in names}, ".map()")
-
-
-def _hashes(column: Any) -> Any:
-    """64 bits of each value: the same in every process."""
-    from hashlib import blake2b
-
-    values = column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
-    known: dict[Any, int] = {}
-    for value in values:
-        if value not in known:
-            known[value] = int.from_bytes(blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
-    return np.array([known[value] for value in values], dtype=np.int64)
-
-
-def _folds(keys: Any, seed: int, splits: int) -> Any:
-    from paceline.data.permutation import scrambled
-
-    return scrambled(keys, "folds", seed) % splits

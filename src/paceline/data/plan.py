@@ -12,6 +12,7 @@ import numpy as np
 from paceline.data.base import Block, Blocks, Indexed, Stream
 from paceline.data.dealing import Chain, Head, Node, Range, Together
 from paceline.data.lanes import BlockLane, IndexLane, Numbered, StreamLane, joined, spread, units_of
+from paceline.data.membership import numbers_of
 from paceline.data.ops import Context, Filter, Limit, Map, MapBatches, Op, Quota, apply
 from paceline.data.permutation import Permutation
 from paceline.data.row_names import names_of, with_column
@@ -184,7 +185,7 @@ class BlockReader:
         finish: Callable[[Rows], Rows],
     ):
         self._leaf, self._ops, self._context = leaf, ops, context
-        self._first_id = leaf.number << _ID_BITS
+        self.first_id = leaf.number << _ID_BITS
         self._source = leaf.source
         limited = any(isinstance(op, Limit) for op in ops)
         self.shuffles_blocks = isinstance(self._source, Blocks) or limited
@@ -255,8 +256,9 @@ class BlockReader:
             numbers = block.first_id + np.arange(len(rows))
         else:
             slots = np.arange(block.first_row or 0, (block.first_row or 0) + block.weight)
-            numbers, wanted = slots if self._order is None else self._order(slots), None
-            rows = self._source.take(numbers)  # type: ignore[attr-defined]
+            indices, wanted = slots if self._order is None else self._order(slots), None
+            rows = self._source.take(indices)  # type: ignore[attr-defined]
+            numbers = numbers_of(self._source, indices)  # type: ignore[arg-type]
         names = None if id_column is None else names_of(rows, id_column, block.name)
         if wanted is not None and columns != wanted and isinstance(rows, Columns):  # somebody else asked for it
             rows = rows.select([name for name in wanted if name != id_column])
@@ -264,7 +266,7 @@ class BlockReader:
         rows, ids = apply(ops, rows, numbers, context)
         if names is not None and len(ids) < len(names):
             names = names[np.isin(numbers, ids, assume_unique=True)]
-        ids = ids + self._first_id if self._first_id else ids
+        ids = ids + self.first_id if self.first_id else ids
         return rows, ids if names is None else np.stack([ids, names], 1)
 
 

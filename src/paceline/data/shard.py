@@ -66,6 +66,8 @@ class Shard:
         self.reading: list[Generator[Fed, None, None]] = []
         """What loops that are not over read from."""
         self.latest: Latest | None = None
+        self.enter: Callable[[], bool] = lambda: True
+        """Called when a loop begins; gives whether there is one: a fold that was done before has no more batches."""
         self.wait_s = 0.0
         """How long loops have waited for data so far."""
 
@@ -283,7 +285,7 @@ class Batches:
     def tracked(self, read: Callable[[int, Mark], Generator[Fed, None, None]]) -> Iterator[Any]:
         """The batches that `read` gives of an epoch, noted as they are handed out."""
         shard = self.shard
-        if self.epochs is not None and shard.epoch >= self.epochs:
+        if not shard.enter() or (self.epochs is not None and shard.epoch >= self.epochs):
             return
         while True:
             loop, epoch, mark = shard.begin_loop(self.feed.size)

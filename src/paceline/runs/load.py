@@ -126,6 +126,14 @@ class Run:
         return metrics_frame(self._read_lines("metrics.jsonl"), with_superseded=True)
 
     @property
+    def folds(self) -> "pd.DataFrame":
+        """Of a cross-validation that has reported `cv`, the number of the fold: a row for each fold, with the last
+        value of each number that it has reported (the mean over the ranks), and then the rows "mean" and "std"."""
+        from paceline.runs.pandas_frame import folds_frame
+
+        return folds_frame(self.metrics, self.name)
+
+    @property
     def events(self) -> list[dict[str, Any]]:
         return list(self._read_lines("events.jsonl"))
 

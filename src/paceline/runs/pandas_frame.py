@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import MissingDependencyError
+from paceline.errors import DataError, MissingDependencyError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +29,39 @@ def metrics_frame(lines: Iterable[Mapping[str, Any]], *, with_superseded: bool =
     rows = [row for line in lines for row in _rows(line)]
     columns = dict.fromkeys(_OWN_COLUMNS) | dict.fromkeys(key for row in rows for key in row)
     return pd.DataFrame(rows, columns=list(columns))
+
+
+def folds_frame(metrics: "pd.DataFrame", name: str) -> "pd.DataFrame":
+    """See Run.folds. Of each metric its own last step counts: the loss may be reported at each step, the accuracy at
+    the fold's end."""
+    import pandas as pd
+
+    if "cv" not in metrics or not metrics["cv"].notna().any():
+        raise DataError(
+            f"{name}: no report says of which fold it is. Say it in the function: report(cv=index, loss=...), with the "
+            "number of the fold, as in `for index, (train, val) in get_datasets().items()`."
+        )
+    names = [key for key in metrics if key not in (*_OWN_COLUMNS, "cv") and not key.startswith("_")]
+    rows = {}
+    for fold, reports in metrics[metrics["cv"].notna()].groupby("cv", sort=False):
+        rows[_whole(fold)] = {key: _last_mean(reports[["step", key]]) for key in names}
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=names, dtype=float).dropna(axis="columns", how="all")
+    summed = frame.agg(["mean", "std"]) if len(frame.columns) else frame.reindex(["mean", "std"])
+    return pd.concat([frame, summed]).rename_axis("cv")
+
+
+def _last_mean(values: "pd.DataFrame") -> float | None:
+    """Of the numbers in the last step that has any."""
+    _, key = values.columns
+    are_numbers = values[key].map(lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+    found = values[are_numbers & values[key].notna()]
+    last = found[found["step"] == found["step"].max()]
+    return float(last[key].astype(float).mean()) if len(last) else None
+
+
+def _whole(fold: Any) -> Any:
+    """A missing value in another report makes floats of whole numbers."""
+    return int(fold) if isinstance(fold, float) and fold.is_integer() else fold
 
 
 def last_attempts(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -33,6 +33,10 @@ class ArrowSource:
     def take(self, indices: Any) -> Columns:
         return self._rows.take(indices)
 
+    def column(self, name: str) -> Any:
+        """All of it."""
+        return self._rows.columns[name]
+
     def column_names(self) -> list[str]:
         return list(self.table.schema.names)
 

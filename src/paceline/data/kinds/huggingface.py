@@ -33,6 +33,10 @@ class HuggingFaceSource:
             return from_arrow(self.dataset.with_format("arrow")[indices.tolist()])
         return from_batch(self.dataset[indices.tolist()], "the dataset's transform")
 
+    def column(self, name: str) -> Any:
+        """All of it, without what a transform makes of it."""
+        return from_arrow(self.dataset.select_columns([name]).with_format("arrow")[:]).columns[name]
+
     def column_names(self) -> list[str]:
         return list(self.dataset.column_names)
 

@@ -34,6 +34,10 @@ class NumpySource:
     def take(self, indices: Any) -> Columns:
         return Columns({name: array[indices] for name, array in self.columns.items()}, len(indices))
 
+    def column(self, name: str) -> Any:
+        """All of it."""
+        return self.columns[name]
+
     def column_names(self) -> list[str]:
         return list(self.columns)
 
