@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from paceline.data.dataset import Dataset
@@ -35,6 +36,8 @@ class Door:
         self._shards: dict[str, Any] = {}
         self._restored: dict[str, list[Any]] = {}
         """Of each shard, what all ranks had saved of it."""
+        self._keys: dict[str, str] = {}
+        """By what a shard gives: under which name its position is kept."""
         self._is_kept = False
         self._folds: FoldsInWorker | None = None
 
@@ -88,11 +91,16 @@ class Door:
             raise ArgumentError(f"get_shard({rank}): the ranks are 0 to {place.world_size - 1}.")
         if number != place.world_rank:  # somebody else's: its position is not ours to keep
             return self._new(dataset, name, number)
-        key = f"{name or ''}|{dataset.fingerprint()}"
-        if key not in self._shards:
+        identity = f"{name or ''}|{dataset.identity()}"
+        if identity not in self._keys:
+            key = self._keys[identity] = self._new_key(f"{name or ''}|{dataset.fingerprint()}")
             self._add(key, self._new(dataset, name, number), repr(dataset))
-        made: Shard = self._shards[key]
+        made: Shard = self._shards[self._keys[identity]]
         return made
+
+    def _new_key(self, key: str) -> str:
+        """Of several shards that give the same rows in other forms, each has a position of its own."""
+        return next(one for one in chain([key], (f"{key} {number}" for number in count(2))) if one not in self._shards)
 
     def _new(self, dataset: Dataset, name: str | None, rank: int) -> Shard:
         """Its batches are noted if the run records them."""
