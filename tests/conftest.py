@@ -174,7 +174,8 @@ def _is_alive(pid):
 @pytest.fixture(autouse=True)
 def no_leaks(request):
     """Nobody ends before all of the cluster is free: whoever comes next would have to pay for it, and be blamed."""
-    if _needs_ray(request.node):  # what outlives the test is no leak of it
+    needs_ray = _needs_ray(request.node)
+    if needs_ray:  # what outlives the test is no leak of it
         request.getfixturevalue("ray_cluster")
     if "warm" in request.fixturenames:
         request.getfixturevalue("warm")
@@ -183,7 +184,7 @@ def no_leaks(request):
     assert not held, f"the test began on a cluster that is not free: {held}"
     before = _world()
     yield
-    left = _left(lambda: _leaks(before, _world()) | _held())
+    left = _left(lambda: _leaks(before, _world()) | _held(of_all_groups=needs_ray))
     _remove_groups(left)
     assert not left, f"the test left behind: {left}"
 
@@ -212,22 +213,23 @@ def _world():
     }
 
 
-def _held():
+def _held(of_all_groups=False):
     """What is in use of the cluster that this process is connected to, beside what stays, and by whom.
 
-    Placement groups are asked for, too: how much is free, Ray says a moment later than it is so.
+    How much is free, Ray says a moment later than it is so. Its placement groups are never late, and tell of requests
+    that still wait; but to ask for them takes the longer, the more there have been.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return {}
-    groups = _groups()
+    groups = _groups() if of_all_groups else []
     taken = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     if not groups and taken < 0.01:
         return {}
     from ray._private.state import actors
 
     living = [one for one in actors().values() if one["State"] != "DEAD"]
-    return {"CPUs": f"{taken:.2f}", "groups": groups, "actors": living}
+    return {"CPUs": f"{taken:.2f}", "groups": groups or _groups(), "actors": living}
 
 
 def _groups():
