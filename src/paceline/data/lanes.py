@@ -186,6 +186,7 @@ class BlockLane:
         for block, (rows, _) in zip(unit.blocks, parts, strict=True):
             self._counts[block.number] = len(rows)
         rows, ids = joined(parts)
+        del parts  # what is made of them takes as much memory again
         rows = self._finish(rows)
         if unit.seed is None:
             return rows, ids
