@@ -107,3 +107,10 @@ def test_rows_of_a_run_with_killed_workers_are_audited(run):
         ["1800", "0", "0"],
     ]
     assert verdict == "every row exactly once"
+
+
+def test_folds_show_their_mean_and_deviation(run):
+    folds, summary = run("data/folds.py").splitlines()
+    assert len(folds.split()) == 5
+    assert all(float(accuracy) > 0.85 for accuracy in folds.split())
+    assert float(summary.split()[1]) > 0.9
