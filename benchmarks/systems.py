@@ -58,7 +58,9 @@ RAY_TUNED_IN_TUNE = System(
 
 READ_PACELINE = System("Paceline", "pyarrow", "read_with_paceline.py")
 READ_PYARROW = System("plain pyarrow", "pyarrow", "read_in_processes.py", ("pyarrow",))
-READ_DATALOADER = System("DataLoader over an Arrow table", "torch", "read_in_processes.py", ("dataloader",))
+READ_DATALOADER = System(
+    "DataLoader over an Arrow table", "torch", "read_in_processes.py", ("dataloader",), is_slow=True
+)
 READ_RAY = System("Ray Data", "ray", "read_with_ray.py", is_slow=True)
 READ_HF = System("Hugging Face, as Arrow", "datasets", "read_in_processes.py", ("huggingface",))
 READ_HF_TORCH = System(

@@ -82,7 +82,7 @@ def _read(
             raise folders.problem
         path = folders.few if system in ROW_BY_ROW else folders.parquet
         spec: dict[str, Any] = {"path": str(path), "litdata": str(folders.litdata), "kind": "numbers"}
-        sizes = {"batch_size": BATCH_SIZE, "num_rounds": 2 if effort.is_quick or system.is_slow else 4}
+        sizes = {"batch_size": BATCH_SIZE, "num_rounds": 2 if effort.is_quick or system.is_slow else 3}
         marks = run_reader(system, shuffled=shuffled, world_size=world_size, **spec, **sizes).marks
         firsts.setdefault(system.name, []).extend(first_batches_s(marks))
         return rates(marks)
