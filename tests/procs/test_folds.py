@@ -6,13 +6,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import sklearn  # noqa: F401  it sets environment variables, which the first test would seem to leave behind
 
 import paceline
 from paceline import BackendConfig, Trainer
 from paceline.data import from_numpy, read_parquet, to_cv
 
 NUM_ROWS, SPLITS = 34, 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def splitters():
+    """Imported before a test is watched, since it sets environment variables; not above, where workers would too."""
+    import sklearn.model_selection  # noqa: F401
 
 
 @pytest.fixture(scope="module")
