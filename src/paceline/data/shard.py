@@ -10,11 +10,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.dealing import Deal, Mark, Rest, Standing, merge
-from paceline.data.feed import Fed, Feed, Form, Formatted, ahead
+from paceline.data.dealing import Mark, Rest, Standing, merge
+from paceline.data.feed import Fed, Feed, ahead
 from paceline.data.formats import check_format
+from paceline.data.forms import CollatedRows, Form, Formatted, Raw, RowByRow
 from paceline.data.plan import Knowledge, known_size
-from paceline.data.rows import Columns, Rows, Samples
+from paceline.data.position import standing_as_state, standing_of
+from paceline.data.rows import Columns
 from paceline.data.tree import Tree, leaves
 from paceline.errors import ArgumentError, ArgumentTypeError, DataError
 
@@ -334,79 +336,6 @@ def _refuse_loader_process() -> None:
             "the loader takes for a batch, nor which batches were handed out. Use shard.to_torch(batch_size=..., "
             "num_workers=..., pin_memory=..., persistent_workers=...), which is such a loader."
         )
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Rows as they are."""
-
-    columns: Sequence[str] | None = None
-    is_costly: bool = False
-
-    def finish(self, rows: Rows) -> Rows:
-        return rows
-
-    def batch(self, rows: Rows) -> Any:
-        return rows
-
-
-class RowByRow(Raw):
-    def batch(self, rows: Rows) -> list[Any]:
-        return [rows.row(index) for index in range(len(rows))]
-
-
-@dataclass(frozen=True)
-class CollatedRows:
-    """Columns as tensors, or a list of rows, for a function of the user's."""
-
-    collate_fn: Callable[[Any], Any]
-    columns: Sequence[str] | None = None
-    is_costly: bool = True
-
-    def finish(self, rows: Rows) -> Rows:
-        return rows
-
-    def batch(self, rows: Rows) -> Any:
-        if isinstance(rows, Samples):
-            return self.collate_fn(list(rows.samples))
-        return Formatted("torch", self.collate_fn).batch(rows)
-
-
-def standing_as_state(standing: Standing) -> dict[str, Any]:
-    """For a checkpoint."""
-    return {
-        "epoch": standing.epoch,
-        "stop": standing.stop,
-        "size": standing.size,
-        "rank": standing.rank,
-        "world_size": standing.world_size,
-        "begun": [
-            [epoch, mark.done, [[list(deal) for deal in deals] for deals in mark.ahead]]
-            for epoch, mark in standing.begun.items()
-        ],
-    }
-
-
-def standing_of(state: Mapping[str, Any]) -> Standing:
-    try:
-        begun = {
-            int(epoch): Mark(int(done), tuple(tuple(Deal(*deal) for deal in deals) for deals in ahead))
-            for epoch, done, ahead in state["begun"]
-        }
-        return Standing(state["epoch"], state["stop"], state["size"], state["rank"], state["world_size"], begun)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"A checkpoint's position in the data cannot be read: {state!r}.") from error
-
-
-def position_in_batches(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> tuple[int, int]:
-    """Epoch, and rows that this rank has had of it, in a stream that only this number of ranks finds again. With
-    another number, or if the ranks were in different epochs, the earliest epoch begins anew."""
-    try:
-        epochs = {int(state["epoch"]) for state in states}
-        own = [int(state["rows"]) for state in states if (state["rank"], state["world_size"]) == (rank, world_size)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"A checkpoint's position in the data cannot be read: {states!r}.") from error
-    return min(epochs, default=0), own[0] if own and len(epochs) == 1 else 0
 
 
 def _global_size(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:
