@@ -47,4 +47,6 @@ $(VENV)/.lint: $(PY) pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(VENV)/.demo
 	$(PIP_INSTALL) --editable '.[bench]'
+# It asks for torchvision, which it does not need to read, and which breaks with a torch of another build.
+	$(PIP_INSTALL) --no-deps litdata
 	touch $@

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-_PACKAGES = ("paceline", "torch", "accelerate", "lightning", "ray")
+_PACKAGES = ("paceline", "torch", "accelerate", "lightning", "ray", "pyarrow", "datasets", "litdata")
 
 
 def describe_machine() -> dict[str, str]:

@@ -56,6 +56,18 @@ RAY_TUNED_IN_TUNE = System(
     "Ray Train, tuned, in Ray Tune", "ray", "tune_trials.py", ("ray_train",), _TUNED, is_slow=True
 )
 
+READ_PACELINE = System("Paceline", "pyarrow", "read_with_paceline.py")
+READ_PYARROW = System("plain pyarrow", "pyarrow", "read_in_processes.py", ("pyarrow",))
+READ_DATALOADER = System(
+    "DataLoader over an Arrow table", "torch", "read_in_processes.py", ("dataloader",), is_slow=True
+)
+READ_RAY = System("Ray Data", "ray", "read_with_ray.py", is_slow=True)
+READ_HF = System("Hugging Face, as Arrow", "datasets", "read_in_processes.py", ("huggingface",))
+READ_HF_TORCH = System(
+    "Hugging Face, as torch", "datasets", "read_in_processes.py", ("huggingface_torch",), is_slow=True
+)
+READ_LITDATA = System("LitData", "litdata", "read_in_processes.py", ("litdata",), is_slow=True)
+
 
 def run_job(system: System, job: str, num_launches: int = 1, timeout_s: float = 300, **sizes: Any) -> Finished:
     """Run a job of `jobs` with the system, in a new process, so many times one after the other."""
@@ -63,6 +75,13 @@ def run_job(system: System, job: str, num_launches: int = 1, timeout_s: float = 
         raise MeasurementError(f"{system.package} is not installed")
     spec = json.dumps({"job": job, "num_launches": num_launches, **sizes})
     return run_process(system.command(spec), system.environ, timeout_s)
+
+
+def run_reader(system: System, timeout_s: float = 300, **spec: Any) -> Finished:
+    """Let the system read data; `benchmarks.reading` says what a spec has."""
+    if importlib.util.find_spec(system.package) is None:
+        raise MeasurementError(f"{system.package} is not installed")
+    return run_process(system.command(json.dumps(spec)), system.environ, timeout_s)
 
 
 def run_script(script: str, timeout_s: float = 300, **sizes: Any) -> Finished:

@@ -1,6 +1,8 @@
-"""Fixtures for every test, and a guard: a test that leaves a process, a thread, a variable or a file behind fails."""
+"""Fixtures for every test, and a guard: a test fails that leaves a process, a thread, a variable or a file behind, or
+holds anything of Ray's cluster."""
 
 import contextlib
+import gc
 import glob
 import os
 import pickle
@@ -171,18 +173,30 @@ def _is_alive(pid):
 
 @pytest.fixture(autouse=True)
 def no_leaks(request):
-    if _needs_ray(request.node):  # what outlives the test is no leak of it
+    """Nobody ends before all of the cluster is free: whoever comes next would have to pay for it, and be blamed."""
+    needs_ray = _needs_ray(request.node)
+    if needs_ray:  # what outlives the test is no leak of it
         request.getfixturevalue("ray_cluster")
     if "warm" in request.fixturenames:
         request.getfixturevalue("warm")
+    held = _left(_held)  # by a fixture of the module before, which has just ended
+    _remove_groups(held)
+    assert not held, f"the test began on a cluster that is not free: {held}"
     before = _world()
     yield
-    deadline = time.monotonic() + 30
-    while (left := _leaks(before, _world())) and time.monotonic() < deadline:
-        time.sleep(0.05)  # processes and threads that are on their way out
-    if "cluster" in left:
-        left["holders"] = _holders()
+    left = _left(lambda: _leaks(before, _world()) | _held(of_all_groups=needs_ray))
+    _remove_groups(left)
     assert not left, f"the test left behind: {left}"
+
+
+def _left(look, within_s=30):
+    """What is seen even then, when processes and threads that are on their way out have had time, and garbage is gone:
+    Tune removes some of its placement groups only when they are collected."""
+    deadline = time.monotonic() + within_s
+    while (left := look()) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    return left
 
 
 def _world():
@@ -196,26 +210,45 @@ def _world():
         "threads": {thread.name for thread in threading.enumerate()},
         "environment": {item for item in os.environ.items() if not item[0].startswith(("PYTEST_", "TORCHINDUCTOR_"))},
         "files": set(os.listdir(Path(__file__).parent.parent)) | _scratch(),
-        "cluster": _taken(),
     }
 
 
-def _taken():
-    """What is in use of the cluster that this process is connected to, beside what stays."""
+def _held(of_all_groups=False):
+    """What is in use of the cluster that this process is connected to, beside what stays, and by whom.
+
+    How much is free, Ray says a moment later than it is so. Its placement groups are never late, and tell of requests
+    that still wait; but to ask for them takes the longer, the more there have been.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
-        return set()
+        return {}
+    groups = _groups() if of_all_groups else []
     taken = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
-    return {f"{taken:.2f} CPUs"} if taken >= 0.01 else set()
-
-
-def _holders():
-    """Who may hold CPUs of the cluster, for the message of a test that has left some behind."""
+    if not groups and taken < 0.01:
+        return {}
     from ray._private.state import actors
+
+    living = [one for one in actors().values() if one["State"] != "DEAD"]
+    return {"CPUs": f"{taken:.2f}", "groups": groups or _groups(), "actors": living}
+
+
+def _groups():
+    """The placement groups of the cluster, but for those of groups that stay."""
     from ray.util import placement_group_table
 
-    groups = [one for one in placement_group_table().values() if one["state"] != "REMOVED"]
-    return {"placement groups": groups, "actors": [one for one in actors().values() if one["State"] != "DEAD"]}
+    rosters = [group._roster for group in _lasting_groups() if hasattr(group, "_roster")]
+    stay = {slot.placement.id.hex() for roster in rosters for slot in roster._slots}
+    return [one for id, one in placement_group_table().items() if one["state"] != "REMOVED" and id not in stay]
+
+
+def _remove_groups(left):
+    """Those that were left behind, once that is known: of the next tests, none shall fail for it."""
+    if "groups" not in left:
+        return
+    from ray.util.placement_group import PlacementGroup, PlacementGroupID, remove_placement_group
+
+    for one in left["groups"]:
+        remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(one["placement_group_id"]))))
 
 
 _IS_LISTED = bool(glob.glob("/proc/self/task/*/children"))

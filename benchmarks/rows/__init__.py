@@ -24,6 +24,10 @@ MODULES = {
     "ray-report": "ray_reports",
     "ray-controller": "ray_controller",
     "tune": "tuning",
+    "data-numbers": "data_numbers",
+    "data-images": "data_images",
+    "data-resume": "data_resume",
+    "data-memory": "data_memory",
 }
 
 

@@ -172,7 +172,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":
+    if name == "data":  # a package of its own, for `paceline.data.read_parquet` after `import paceline`
         return import_module("paceline.data")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")

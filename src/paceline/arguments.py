@@ -47,8 +47,11 @@ def request_of(train_func: Callable[..., Any], **options: Any) -> RunRequest:
         "checkpoint": checkpoint_of,
         "checkpoint_strategy": strategy_of,
         "dataset": resolve_dataset,
+        "record_ids": record_ids_of,
     }
     checked = {name: checks[name](value) if name in checks else value for name, value in options.items()}
+    if checked.get("record_ids"):
+        _check_recordable(checked["record_ids"], checked.get("dataset"))
     return RunRequest(
         train_func=train_func,
         takes_config=takes_config(train_func, has_config=options.get("config", ...) is not None),
@@ -126,6 +129,30 @@ def strategy_of(strategy: CheckpointStrategy | None) -> CheckpointStrategy:
     if not isinstance(strategy, CheckpointStrategy):
         raise ArgumentTypeError(f"checkpoint_strategy is a {type(strategy).__name__}; expected a CheckpointStrategy.")
     return strategy
+
+
+def record_ids_of(record_ids: Any) -> bool | str:
+    if not isinstance(record_ids, bool | str):
+        raise ArgumentTypeError(
+            f"record_ids is {record_ids!r} of type {type(record_ids).__name__}; expected True, for the numbers of "
+            "rows, or the name of the column that names a row."
+        )
+    if record_ids == "":
+        raise ArgumentError('record_ids="": expected True, or the name of the column that names a row.')
+    return record_ids
+
+
+def _check_recordable(record_ids: bool | str, supply: Any) -> None:
+    if supply is None:
+        raise ArgumentError(
+            f"record_ids={record_ids!r} records which rows of the run's dataset went into which step, and this run has "
+            "none: give it to run(dataset=...)."
+        )
+    if supply.engine == "ray":
+        raise ArgumentError(
+            f"record_ids={record_ids!r}: the rows of a Ray dataset are dealt by Ray, and have no numbers. Give the "
+            "files that it is read from: dataset=paceline.data.read_parquet(...)."
+        )
 
 
 def resources_of(

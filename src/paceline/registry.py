@@ -29,6 +29,7 @@ KINDS = {
         "torch": "paceline.data.kinds.torch:TorchSource",
         "torch_stream": "paceline.data.kinds.torch:TorchStreamSource",
     },
+    "rows": {"audit": "paceline.recording.audit:audit", "diff": "paceline.recording.row_difference:diff"},
     "search": {"tune": "paceline.search:tune_trainable"},
 }
 

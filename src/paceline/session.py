@@ -26,7 +26,7 @@ from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
 from paceline.errors import ArgumentTypeError, TrainerStateError
 from paceline.runs.request import RunRequest
 from paceline.workers.base import Place, Wire, place_from_environ
-from paceline.workers.reports import pack
+from paceline.workers.reports import pack, with_rows
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class Session:
         """Of `enable_reproducibility`."""
         self._door: Any = None
         self._waited_s = 0.0
+        self._rows: Any = None
+        """With `record_ids`, a RowLog: what was read since the last report."""
         self._saver = Saver(
             task.start,
             self._request.checkpoint_strategy,
@@ -116,6 +118,8 @@ class Session:
                     total_s += metrics.get("_time_this_iter_s", elapsed_s)
                     metrics |= _detailed(total_s) | self._data_wait()
                 packed = pack(metrics, time.time(), elapsed_s, number)
+                if self._rows is not None:
+                    packed = with_rows(packed, self._rows.message(number, self._saver.next_id))
             except BaseException:
                 if self._iteration == number:
                     self._iteration -= 1
@@ -133,7 +137,15 @@ class Session:
             return
         own = {} if per_rank is None else {PER_RANK: per_rank}
         own |= {name: keeper.state() for name, keeper in self._keepers.items()}
+        self._send_rows()  # before it: they belong to this checkpoint
         self._saver.save(state, directory, own or None, self._iteration)
+
+    def _send_rows(self) -> None:
+        """What was read and is not reported yet."""
+        with self._numbering:
+            rows = None if self._rows is None else self._rows.message(self._iteration + 1, self._saver.next_id)
+            if rows is not None:
+                self._wire.send("rows", rows)
 
     def load_checkpoint(self) -> Checkpoint | None:
         checkpoint, is_initial = self._saver.load()
@@ -180,7 +192,12 @@ class Session:
             from paceline.data.door import Door  # with it comes numpy
 
             handout = self._task.shards[self.place.world_rank]
-            self._door = Door(handout, self.place, lambda: self.seed or 0, self.keep)
+            if self._request.record_ids:
+                from paceline.data.row_log import RowLog
+
+                column = self._request.record_ids
+                self._rows = RowLog(column if isinstance(column, str) else None, self._send_rows)
+            self._door = Door(handout, self.place, lambda: self.seed or 0, self.keep, self._rows)
             self.cleanups.callback(self._door.close)
         return self._door
 
@@ -215,6 +232,7 @@ class Session:
 
     def close(self) -> None:
         """Wait until the last checkpoint is durable."""
+        self._send_rows()
         self._saver.close()
 
     def abandon(self) -> None:

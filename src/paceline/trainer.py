@@ -145,6 +145,7 @@ class Trainer:
         dataset: Any = None,
         checkpoint: dict[str, Any] | str | os.PathLike[str] | None = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
+        record_ids: bool | str = False,
     ) -> list[Any]:
         """Call the function on every worker and return what it returned, by rank. Blocking.
 
@@ -158,6 +159,8 @@ class Trainer:
                 its part from `get_data_shard()`.
             checkpoint: what `load_checkpoint()` returns at the start: a dict, or the path or URL of a checkpoint.
             checkpoint_strategy: which checkpoints are kept, and where.
+            record_ids: keep in the run folder which rows of the dataset went into which step, for
+                `paceline.data.audit`. True: by their numbers; a str: by the column of that name.
 
         An exception of the function is raised here with its own type and a note with the rank and its traceback.
         """
@@ -226,6 +229,7 @@ class Trainer:
         dataset: Any = None,
         all_ranks: bool = False,
         checkpoint_strategy: CheckpointStrategy | None = None,
+        record_ids: bool | str = False,
     ) -> type[Any]:
         """The function as a trainable for Ray Tune: `tune.run(trainable, config=...)`, or `tune.Tuner(trainable, ...)`.
 
@@ -238,6 +242,7 @@ class Trainer:
             dataset: as for `run`: every trial has all of it, cut into shards for its workers.
             all_ranks: also give Tune what every rank reports, as `rank_0`, `rank_1` …
             checkpoint_strategy: which checkpoints the run folders keep; Tune's CheckpointConfig says which it keeps.
+            record_ids: as for `run`.
         """
         if self._crew.group is not None:
             raise TrainerStateError(
@@ -245,7 +250,11 @@ class Trainer:
                 "shutdown() before to_tune_trainable(). Each trial starts workers of its own."
             )
         request = request_of(
-            train_func=train_func, dataset=dataset, checkpoint_strategy=checkpoint_strategy, trainer=self.arguments
+            train_func=train_func,
+            dataset=dataset,
+            checkpoint_strategy=checkpoint_strategy,
+            record_ids=record_ids,
+            trainer=self.arguments,
         )
         self._suit(request.dataset)
         made: type[Any] = registry.find("search", "tune")(self, request, all_ranks)

@@ -97,3 +97,20 @@ def test_rows_larger_than_the_memory_limit_stream_through(run):
 def test_ray_prepares_rows_while_workers_train(run, ray_cluster):
     address = ray_cluster.get_runtime_context().gcs_address
     assert run("data/ray_preprocessing.py", RAY_ADDRESS=address) == "trained on engine 'ray': y = 3.00 x\n"
+
+
+def test_rows_of_a_run_with_killed_workers_are_audited(run):
+    attempts, *table, verdict = run("data/killed_and_audited.py").splitlines()
+    assert attempts == "attempts with 4, 4, 3 workers"
+    assert [line.split()[-3:] for line in table if line.startswith("dataset  ") and "finished" in line] == [
+        ["1800", "0", "0"],
+        ["1800", "0", "0"],
+    ]
+    assert verdict == "every row exactly once"
+
+
+def test_folds_show_their_mean_and_deviation(run):
+    folds, summary = run("data/folds.py").splitlines()
+    assert len(folds.split()) == 5
+    assert all(float(accuracy) > 0.85 for accuracy in folds.split())
+    assert float(summary.split()[1]) > 0.9

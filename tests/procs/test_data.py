@@ -236,3 +236,16 @@ def test_loop_that_fails_leaves_no_thread_in_a_worker_that_stays(files, tmp_path
             trainer.run(fail, dataset=read_parquet(files))
         kept.append(caught)  # with the traceback, and the loop's frame in it
         assert trainer.execute(threads) == [[]]
+
+
+def test_same_data_in_two_forms_has_two_shards(files, tmp_path):
+    def read():
+        data, found = paceline.get_dataset(), []
+        for _ in range(2):
+            plain, doubled = data.get_split(), data.map(lambda row: {"id": row["id"] * 2}).get_split()
+            found.append([sum(batch["id"].sum() for batch in shard.iter_batches(100)) for shard in (plain, doubled)])
+        return [list(map(int, one)) for one in found], plain.epoch, doubled.epoch
+
+    with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path / "runs") as trainer:
+        total = sum(range(NUM_ROWS))
+        assert trainer.run(read, dataset=read_parquet(files)) == [([[total, 2 * total]] * 2, 2, 2)]

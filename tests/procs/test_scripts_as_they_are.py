@@ -53,9 +53,11 @@ def script():
 @pytest.fixture(scope="module", params=["local", "ray"])
 def warm(request, lasts):
     """One worker on each engine; it need not have torch, until it gets a function that does."""
-    if request.param == "ray":
+    engine, arguments = request.param, {}
+    if engine == "ray":
         request.getfixturevalue("ray_cluster")
-    trainer = Trainer(backend=BackendConfig(), num_workers=1, engine=request.param, logdir=f"scripts_{request.param}")
+        arguments = {"cpus_per_worker": 0, "resources_per_worker": {"stays": 1}}
+    trainer = Trainer(backend=BackendConfig(), num_workers=1, engine=engine, logdir=f"scripts_{engine}", **arguments)
     with trainer, lasts(trainer):
         yield trainer
 

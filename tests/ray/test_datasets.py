@@ -30,9 +30,10 @@ def ray_data(ray_cluster):
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory):
+def trainer(tmp_path_factory, ray_cluster, lasts):
     """Its workers have imported what reads the data."""
-    with trainer_for(tmp_path_factory.mktemp("shared"), engine="ray") as trainer:
+    arguments = {"engine": "ray", "cpus_per_worker": 0, "resources_per_worker": {"stays": 1}}
+    with trainer_for(tmp_path_factory.mktemp("shared"), **arguments) as trainer, lasts(trainer):
         yield trainer
 
 
@@ -148,8 +149,8 @@ class MakeRoom(SGDCallback):
         self.path.touch()
 
 
-def test_elastic_group_grows_and_the_data_is_cut_again(tmp_path, ray_cluster, ray_data, trainer):
-    """One worker fits at first: two hold 2 of the 8 CPUs, and somebody else 3; reading takes one."""
+def test_elastic_group_grows_and_the_data_is_cut_again(tmp_path, ray_cluster, ray_data):
+    """One worker fits at first: somebody else has 5 of the 8 CPUs; reading takes one."""
 
     def train(config):
         state = paceline.load_checkpoint() or {"rows": []}
@@ -162,7 +163,7 @@ def test_elastic_group_grows_and_the_data_is_cut_again(tmp_path, ray_cluster, ra
             threading.Event().wait(0.01)
         return ids
 
-    other = ray_cluster.util.placement_group([{"CPU": 3}])
+    other = ray_cluster.util.placement_group([{"CPU": 5}])
     ray_cluster.get(other.ready())
     room = tmp_path / "room"
     with trainer_for(tmp_path, num_workers=(1, 2), cpus_per_worker=2, engine="ray") as elastic:
@@ -255,14 +256,14 @@ def test_engine_that_cannot_read_it(tmp_path, ray_data):
     keeps_objects.shutdown()
 
 
-def test_no_cpu_left_to_read_with(tmp_path, trainer, ray_data, caplog):
+def test_no_cpu_left_to_read_with(tmp_path, ray_data, caplog):
     """It may still come free: the run says what it waits for."""
     in_memory = ray_data.range(8).materialize()
     with (
-        trainer_for(tmp_path, num_workers=1, cpus_per_worker=6, engine="ray") as all_the_rest,
+        trainer_for(tmp_path, num_workers=1, cpus_per_worker=8, engine="ray") as all_there_are,
         caplog.at_level(logging.WARNING),
     ):
-        all_the_rest.run(read_twice, {"batch_size": 4}, dataset=in_memory)
+        all_there_are.run(read_twice, {"batch_size": 4}, dataset=in_memory)
         assert "reading the dataset" not in caplog.text, "it needs nobody to read it"
         source = resolve_dataset(ray_data.range(8))
         source.cut([WorkerInfo(Place(), 0, "here")])
@@ -277,10 +278,12 @@ def test_every_trial_has_all_of_the_data(tmp_path, ray_data):
     from ray import tune
 
     def train(config):
-        for batch in paceline.get_data_shard().iter_batches(batch_size=config["batch_size"]):
-            paceline.report(total=int(batch["id"].sum()))
+        both = (paceline.get_data_shard(name).iter_batches(config["batch_size"]) for name in ("rays", "ours"))
+        for batch, own in zip(*both, strict=True):
+            paceline.report(total=int(batch["id"].sum()), own=int(own["data"].sum()))
 
-    trainable = trainer_for(tmp_path).to_tune_trainable(train, dataset=ray_data.range(20), all_ranks=True)
+    datasets = {"rays": ray_data.range(20), "ours": np.arange(20)}
+    trainable = trainer_for(tmp_path).to_tune_trainable(train, dataset=datasets, all_ranks=True)
     tuner = tune.Tuner(
         trainable,
         param_space={"batch_size": tune.grid_search([5, 10])},
@@ -290,7 +293,7 @@ def test_every_trial_has_all_of_the_data(tmp_path, ray_data):
     results = tuner.fit()
     assert not results.errors
     for run in paceline.list_runs(tmp_path / "runs"):
-        assert run.metrics["total"].sum() == sum(range(20))
+        assert run.metrics["total"].sum() == run.metrics["own"].sum() == sum(range(20))
         assert len(run.metrics) == 2 * 10 // run.config["batch_size"], "a report for each batch of each rank"
 
 

@@ -268,3 +268,17 @@ def test_mapped_array_travels_as_its_file(tmp_path):
     packed = pickle.dumps(as_dataset(mapped))
     assert len(packed) < 5_000
     assert pickle.loads(packed).tree.source.take(np.array([7, 99_999])).columns["data"].tolist() == [7, 99_999]
+
+
+def test_what_gives_other_rows_is_known_apart():
+    """By its code and what it has closed over: a function that is made anew, as in every attempt, is the same one."""
+
+    def filtered(modulus):
+        return numbers(9).filter(lambda row: row["id"] % modulus)
+
+    assert filtered(2).fingerprint() == filtered(2).fingerprint()
+    assert filtered(2).fingerprint() != filtered(3).fingerprint()
+    assert numbers(9).filter(pc.field("id") > 1).fingerprint() != numbers(9).filter(pc.field("id") > 2).fingerprint()
+    one, other = numbers(9).map(lambda row: row), numbers(9).map(lambda row: {**row})
+    assert one.fingerprint() == other.fingerprint(), "the same rows, in the same order"
+    assert one.identity() != other.identity()

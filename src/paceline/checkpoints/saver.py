@@ -82,6 +82,11 @@ class Saver:
             on_progress=partial(driver.send, "writing", None),
         )
 
+    @property
+    def next_id(self) -> int:
+        """Of the checkpoint that the next `save` is a part of."""
+        return self._next_id
+
     def save(
         self, state: dict[str, Any], directory: str | Path | None, own: dict[str, Any] | None, iteration: int
     ) -> None:

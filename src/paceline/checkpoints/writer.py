@@ -160,7 +160,9 @@ class PartWriter:
             except OSError as error:
                 if attempt == self._num_attempts or isinstance(error, FileExistsError):
                     raise self._write_error(job.part.id, error, attempt) from error
-                logger.warning("Writing %s failed (%s), trying again", self._store.path_of(job.part.id), error)
+                # A draft may be dropped in this very moment, since other ranks are far ahead: that is nobody's worry.
+                level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
+                logger.log(level, "Writing %s failed (%s), trying again", self._store.path_of(job.part.id), error)
             self._sleep(0.2 * 4 ** (attempt - 1))
             attempt += 1
 

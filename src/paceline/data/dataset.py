@@ -150,9 +150,13 @@ class Dataset:
         return Dataset(self.tree, binding)
 
     def fingerprint(self) -> str:
-        """By which a checkpoint knows the data that its position is in."""
-        digest = blake2b(repr(_structure(self.tree)).encode(), digest_size=16)
-        return digest.hexdigest()
+        """By which a checkpoint knows the data that its position is in: what decides which rows come when."""
+        return blake2b(repr(_structure(self.tree)).encode(), digest_size=16).hexdigest()
+
+    def identity(self) -> str:
+        """Two that give the same have the same, also if they were made anew."""
+        ops = [[op.identity for op in leaf.ops] for leaf in leaves(self.tree)]
+        return f"{self.fingerprint()} {ops}"
 
     def describe(self) -> Any:
         return describe(self.tree)
@@ -186,12 +190,12 @@ def mix(weights: Mapping[Dataset, float]) -> Dataset:
 
 
 def _structure(tree: Tree) -> Any:
-    """What decides in which order rows come, without code of the user's, which may be mended."""
+    """What decides which rows come when, without functions that make other rows of them, which may be mended."""
     match tree:
         case Leaf():
             return (
                 tree.source.fingerprint(),
-                [getattr(op, "identity", type(op).__name__) for op in tree.ops if op.drops_rows],
+                [op.identity for op in tree.ops if op.drops_rows],
                 tree.shuffle,
                 tree.lanes,
             )

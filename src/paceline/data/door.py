@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from itertools import chain, count
 from typing import Any
 
 from paceline.data.dataset import Dataset
 from paceline.data.folds_in_worker import FoldsInWorker
 from paceline.data.given import Handout
+from paceline.data.row_log import RowLog
 from paceline.data.shard import Shard
 from paceline.errors import ArgumentError, DataError, TrainerStateError
 from paceline.workers.base import Place
@@ -28,13 +29,15 @@ class Door:
         place: Place,
         seed: Callable[[], int],
         keep: Callable[[Any], None],
-        on_rows: Callable[[str | None, int, Any], None] | None = None,
+        rows: RowLog | None = None,
     ):
         self._handout, self._place, self._seed = handout, place, seed
-        self._keep, self._on_rows = keep, on_rows
+        self._keep, self._rows = keep, rows
         self._shards: dict[str, Any] = {}
         self._restored: dict[str, list[Any]] = {}
         """Of each shard, what all ranks had saved of it."""
+        self._keys: dict[str, str] = {}
+        """By what a shard gives: under which name its position is kept."""
         self._is_kept = False
         self._folds: FoldsInWorker | None = None
 
@@ -87,14 +90,22 @@ class Door:
         if not 0 <= number < place.world_size:
             raise ArgumentError(f"get_shard({rank}): the ranks are 0 to {place.world_size - 1}.")
         if number != place.world_rank:  # somebody else's: its position is not ours to keep
-            return Shard(dataset.tree, number, place.world_size, self._seed)
-        key = f"{name or ''}|{dataset.fingerprint()}"
-        if key not in self._shards:
-            tell = self._on_rows
-            on_rows = None if tell is None else partial(tell, name)
-            self._add(key, Shard(dataset.tree, number, place.world_size, self._seed, on_rows), repr(dataset))
-        made: Shard = self._shards[key]
+            return self._new(dataset, name, number)
+        identity = f"{name or ''}|{dataset.identity()}"
+        if identity not in self._keys:
+            key = self._keys[identity] = self._new_key(f"{name or ''}|{dataset.fingerprint()}")
+            self._add(key, self._new(dataset, name, number), repr(dataset))
+        made: Shard = self._shards[self._keys[identity]]
         return made
+
+    def _new_key(self, key: str) -> str:
+        """Of several shards that give the same rows in other forms, each has a position of its own."""
+        return next(one for one in chain([key], (f"{key} {number}" for number in count(2))) if one not in self._shards)
+
+    def _new(self, dataset: Dataset, name: str | None, rank: int) -> Shard:
+        """Its batches are noted if the run records them."""
+        place = (rank, self._place.world_size, self._seed)
+        return Shard(dataset.tree, *place) if self._rows is None else self._rows.shard(dataset, name, *place)
 
     def make_of_stream(self, stream: Any, name: str | None) -> Any:
         """The same of a Ray dataset, of which this rank has a stream."""

@@ -5,61 +5,20 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from paceline.data.dealing import Batch, Mark, Rest, batches
-from paceline.data.formats import to_batch
+from paceline.data.forms import Form
 from paceline.data.plan import Knowledge, Plan, plan
-from paceline.data.rows import Rows
 from paceline.data.tree import Tree
 
 _LOOK_S = 0.2
 _NUM_READERS = 2
 """While one decodes, the other may wait for a disk."""
-
-
-class Form(Protocol):
-    """What a batch is to its user."""
-
-    @property
-    def columns(self) -> Sequence[str] | None:
-        """Those that it takes; None: all."""
-        ...
-
-    @property
-    def is_costly(self) -> bool:
-        """Whether it is worth a thread of its own."""
-        ...
-
-    def finish(self, rows: Rows) -> Rows:
-        """What can be done to many rows before they are cut into batches."""
-        ...
-
-    def batch(self, rows: Rows) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Formatted:
-    """Rows in one of the known formats, and then as a function of the user's likes them."""
-
-    batch_format: str
-    collate_fn: Callable[[Any], Any] | None = None
-    columns: Sequence[str] | None = None
-
-    @property
-    def is_costly(self) -> bool:
-        return self.collate_fn is not None
-
-    def finish(self, rows: Rows) -> Rows:
-        return rows
-
-    def batch(self, rows: Rows) -> Any:
-        made = to_batch(rows, self.batch_format)
-        return made if self.collate_fn is None else self.collate_fn(made)
 
 
 class Fed(NamedTuple):

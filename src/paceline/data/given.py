@@ -35,6 +35,11 @@ class Supply:
         self._datasets, self._folds, self._ray_data = dict(datasets), tuple(folds), ray_data
 
     @property
+    def datasets(self) -> Mapping[str | None, Dataset]:
+        """Those of our own, by name."""
+        return self._datasets
+
+    @property
     def engine(self) -> str | None:
         """The engine whose workers can read it; None: any."""
         return None if self._ray_data is None else "ray"

@@ -33,8 +33,9 @@ Numbered = tuple[Rows, Any]
 class IndexLane:
     """Any rows by their numbers, in an order that needs no reading."""
 
-    def __init__(self, number: int, source: Indexed, order: Permutation | None, context: Context):
+    def __init__(self, number: int, source: Indexed, order: Permutation | None, context: Context, first_id: int = 0):
         self.number, self._source, self._order, self._context = number, source, order, context
+        self._first_id = first_id
         self._size = len(source)
         self._known: tuple[int, Any] = (0, np.empty(0, np.int64))
         """Some of the order, from this slot on."""
@@ -54,7 +55,7 @@ class IndexLane:
         indices = self._indices(start, stop)
         ids = numbers_of(self._source, indices)
         with drawing_for(self._context.seed, self._context.epoch, ids):
-            return self._source.take(indices), ids
+            return self._source.take(indices), ids + self._first_id if self._first_id else ids
 
     def _indices(self, start: int, stop: int) -> Any:
         if self._order is None:
@@ -185,6 +186,7 @@ class BlockLane:
         for block, (rows, _) in zip(unit.blocks, parts, strict=True):
             self._counts[block.number] = len(rows)
         rows, ids = joined(parts)
+        del parts  # what is made of them takes as much memory again
         rows = self._finish(rows)
         if unit.seed is None:
             return rows, ids

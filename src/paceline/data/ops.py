@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.data.draws import Row, drawing_for
 from paceline.data.formats import from_batch, to_batch
+from paceline.data.identity import identity_of
 from paceline.data.rows import Columns, Rows, Samples, to_arrow
 from paceline.errors import DataError, PacelineError
 
@@ -22,6 +23,8 @@ class Context:
     seed: int = 0
     epoch: int = 0
     block: int | None = None
+    id_column: str | None = None
+    """Which has the names of rows, where not their numbers are asked for."""
 
 
 class Op(Protocol):
@@ -39,6 +42,11 @@ class Op(Protocol):
 
     replaces_columns: bool
     """Whether there are no other columns afterwards."""
+
+    @property
+    def identity(self) -> str:
+        """The same, in every process, for what does the same."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,10 @@ class Filter:
             keep = self._matches(rows)
         kept = np.flatnonzero(keep)
         return (rows, ids) if len(kept) == len(rows) else (rows.take(kept), ids[kept])
+
+    @property
+    def identity(self) -> str:
+        return f"filter {identity_of(self.condition)}"
 
     def _matches(self, rows: Rows) -> Any:
         import pyarrow as pa
@@ -81,6 +93,10 @@ class Limit:
     drops_rows = True
     replaces_columns = False
 
+    @property
+    def identity(self) -> str:
+        return f"limit {self.size}"
+
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         raise AssertionError("a limit is made a quota before anything is read")
 
@@ -93,6 +109,10 @@ class Quota:
     columns: Sequence[str] = ()
     drops_rows = True
     replaces_columns = False
+
+    @property
+    def identity(self) -> str:
+        return f"quota {self.quotas}"
 
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         assert context.block is not None
@@ -109,6 +129,10 @@ class Map:
     replaces_columns = False
     columns = None
 
+    @property
+    def identity(self) -> str:
+        return f"map {identity_of(self.fn)}"
+
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         return _gathered(_each(self.fn, rows, ids, context, ".map()"), rows, context), ids
 
@@ -123,6 +147,10 @@ class MapBatches:
     drops_rows = False
     replaces_columns = False
     columns = None
+
+    @property
+    def identity(self) -> str:
+        return f"map_batches {identity_of(self.fn)} {self.batch_format} {self.batch_size}"
 
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         if not len(rows):
@@ -153,6 +181,10 @@ class Select:
     @property
     def columns(self) -> Sequence[str]:
         return self.names
+
+    @property
+    def identity(self) -> str:
+        return f"select {self.names}"
 
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         if not isinstance(rows, Columns):

@@ -15,7 +15,8 @@ from paceline.data.lanes import BlockLane, IndexLane, Numbered, StreamLane, join
 from paceline.data.membership import numbers_of
 from paceline.data.ops import Context, Filter, Limit, Map, MapBatches, Op, Quota, apply
 from paceline.data.permutation import Permutation
-from paceline.data.rows import Rows
+from paceline.data.row_names import names_of, with_column
+from paceline.data.rows import Columns, Rows
 from paceline.data.seeds import derived_seed
 from paceline.data.tree import First, Leaf, Mixture, Repeated, Tree
 
@@ -55,19 +56,20 @@ class Plan:
     finish: Callable[[Rows], Rows]
 
     def read(self, ranges: Sequence[Range]) -> Numbered | None:
-        """None if there are no rows."""
+        """None if there are no rows. They are known by the names that a column has for them, if that was asked for."""
         found: list[Numbered] = []
         for lane, start, stop in ranges:
             self.lanes[lane].expect(start, stop)
         for lane, start, stop in ranges:
             rows, ids = self.lanes[lane].read(start, stop)
             ops, context = self.batch_ops[lane]
+            ids, names = _named(rows, ids, context)
             if ops:
                 rows, ids = apply(ops, rows, ids, context)
                 rows = self.finish(rows)
             elif not isinstance(self.lanes[lane], BlockLane):
                 rows = self.finish(rows)
-            found.append((rows, ids))
+            found.append((rows, names))
         return joined(found) if found else None
 
     def begin(self, done: int, rank: int, world_size: int, executor: Executor | None) -> None:
@@ -132,7 +134,7 @@ class _Builder:
 
     def _leaf(self, leaf: Leaf, epoch: int) -> Node:
         seed = self._seed if leaf.shuffle is None or leaf.shuffle.seed is None else leaf.shuffle.seed
-        context = Context(leaf.name, derived_seed("draws", seed, leaf.number), epoch)
+        context = Context(leaf.name, derived_seed("draws", seed, leaf.number), epoch, id_column=leaf.id_column)
         shuffled = None if leaf.shuffle is None else derived_seed("order", seed, leaf.number, epoch)
         block_ops, batch_ops = leaf.stages()
         first_id = leaf.number << _ID_BITS
@@ -140,7 +142,7 @@ class _Builder:
             return self._add(StreamLane(len(self.lanes), leaf.source, block_ops, context, first_id), batch_ops, context)
         if isinstance(leaf.source, Indexed) and not block_ops:
             order = None if shuffled is None else Permutation(len(leaf.source), shuffled)
-            return self._add(IndexLane(len(self.lanes), leaf.source, order, context), batch_ops, context)
+            return self._add(IndexLane(len(self.lanes), leaf.source, order, context, first_id), batch_ops, context)
         return self._blocks(leaf, shuffled, block_ops, batch_ops, context)
 
     def _add(self, lane: Lane, batch_ops: Sequence[Op], context: Context) -> Lane:
@@ -232,7 +234,7 @@ class BlockReader:
         return Quota(quotas)
 
     def read(self, block: Block) -> Numbered:
-        return self._read(block, self._ops, self._columns)
+        return self._read(block, self._ops, self._columns, self._context.id_column)
 
     def count(self, block: Block) -> int:
         """How many rows of it pass. Reads no more columns than that takes."""
@@ -243,18 +245,38 @@ class BlockReader:
             return int(self._source.count(block))
         return len(self._read(block, self._ops, columns_of(self._ops, []))[0])
 
-    def _read(self, block: Block, ops: Sequence[Op], columns: Sequence[str] | None) -> Numbered:
+    def _read(
+        self, block: Block, ops: Sequence[Op], columns: Sequence[str] | None, id_column: str | None = None
+    ) -> Numbered:
+        """With `id_column`, the numbers of rows have a second place: their names, as the column has them. Ops look at
+        the numbers, so that a row draws the same whether it is named or not."""
         if isinstance(self._source, Blocks):
-            rows = self._source.read(block, columns)
-            ids = block.first_id + np.arange(len(rows))
+            wanted = with_column(columns, id_column, self._source.column_names())
+            rows = self._source.read(block, wanted)
+            numbers = block.first_id + np.arange(len(rows))
         else:
             slots = np.arange(block.first_row or 0, (block.first_row or 0) + block.weight)
-            indices = slots if self._order is None else self._order(slots)
+            indices, wanted = slots if self._order is None else self._order(slots), None
             rows = self._source.take(indices)  # type: ignore[attr-defined]
-            ids = numbers_of(self._source, indices)  # type: ignore[arg-type]
+            numbers = numbers_of(self._source, indices)  # type: ignore[arg-type]
+        names = None if id_column is None else names_of(rows, id_column, block.name)
+        if wanted is not None and columns != wanted and isinstance(rows, Columns):  # somebody else asked for it
+            rows = rows.select([name for name in wanted if name != id_column])
         context = Context(block.name, self._context.seed, self._context.epoch, block.number)
-        rows, ids = apply(ops, rows, ids, context)
-        return rows, ids + self.first_id if self.first_id else ids
+        rows, ids = apply(ops, rows, numbers, context)
+        if names is not None and len(ids) < len(names):
+            names = names[np.isin(numbers, ids, assume_unique=True)]
+        ids = ids + self.first_id if self.first_id else ids
+        return rows, ids if names is None else np.stack([ids, names], 1)
+
+
+def _named(rows: Rows, ids: Any, context: Context) -> tuple[Any, Any]:
+    """The numbers of rows, and the names by which they are known outside: the same, or those of a column."""
+    if context.id_column is None:
+        return ids, ids
+    if ids.ndim == 2:  # who has read it has seen the column, which may be gone by now
+        return ids[:, 0], ids[:, 1]
+    return ids, names_of(rows, context.id_column, context.name)
 
 
 def columns_of(ops: Sequence[Op], wanted: Sequence[str] | None) -> list[str] | None:

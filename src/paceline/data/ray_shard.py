@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paceline.data.feed import Form, Formatted
 from paceline.data.formats import check_format, from_batch
-from paceline.data.shard import LAST, CollatedRows, position_in_batches
+from paceline.data.forms import CollatedRows, Form, Formatted
+from paceline.data.position import position_in_batches
+from paceline.data.shard import LAST
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.dealing import Deal, Mark, Rest, Standing, merge
-from paceline.data.feed import Fed, Feed, Form, Formatted, ahead
+from paceline.data.dealing import Mark, Rest, Standing, merge
+from paceline.data.feed import Fed, Feed, ahead
 from paceline.data.formats import check_format
+from paceline.data.forms import CollatedRows, Form, Formatted, Raw, RowByRow
 from paceline.data.plan import Knowledge, known_size
-from paceline.data.rows import Columns, Rows, Samples
+from paceline.data.position import standing_as_state, standing_of
+from paceline.data.rows import Columns
 from paceline.data.tree import Tree, leaves
 from paceline.errors import ArgumentError, ArgumentTypeError, DataError
 
@@ -50,10 +52,13 @@ class Shard:
         world_size: int = 1,
         seed: Callable[[], int] = lambda: 0,
         on_rows: Callable[[int, Any], None] | None = None,
+        on_end: Callable[[int, int], None] | None = None,
     ):
+        """`on_rows` hears of each batch: its epoch, and the ids of its rows. `on_end` hears that an epoch was read to
+        its end, and how many rows at the most were left out of it."""
         _introduce()
         self.tree, self.rank, self.world_size = tree, rank, world_size
-        self._seed, self._on_rows = seed, on_rows
+        self._seed, self._on_rows, self._on_end = seed, on_rows, on_end
         self._knowledge = Knowledge()
         self._drops_rows = any(op.drops_rows for leaf in leaves(tree) for op in leaf.ops)
         self._begun: dict[int, Mark] = {}
@@ -249,9 +254,11 @@ class Shard:
         if loop == self._num_loops:
             self._is_reading = False
 
-    def ended(self, loop: int, epoch: int) -> None:
+    def ended(self, loop: int, epoch: int, num_left_out: int) -> None:
         if loop == self._num_loops:
             self._epoch, self._stop = epoch + 1, None
+        if self._on_end is not None:
+            self._on_end(epoch, num_left_out)
 
     @property
     def knowledge(self) -> Knowledge:
@@ -298,7 +305,7 @@ class Batches:
                 items.close()
             if is_empty and mark == Mark():
                 raise _nothing(self.feed)
-            shard.ended(loop, epoch)
+            shard.ended(loop, epoch, self.feed.size - 1 if self.feed.rest == "drop" else 0)
             if self.epochs is None or epoch + 1 >= self.epochs:
                 return
 
@@ -329,79 +336,6 @@ def _refuse_loader_process() -> None:
             "the loader takes for a batch, nor which batches were handed out. Use shard.to_torch(batch_size=..., "
             "num_workers=..., pin_memory=..., persistent_workers=...), which is such a loader."
         )
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Rows as they are."""
-
-    columns: Sequence[str] | None = None
-    is_costly: bool = False
-
-    def finish(self, rows: Rows) -> Rows:
-        return rows
-
-    def batch(self, rows: Rows) -> Any:
-        return rows
-
-
-class RowByRow(Raw):
-    def batch(self, rows: Rows) -> list[Any]:
-        return [rows.row(index) for index in range(len(rows))]
-
-
-@dataclass(frozen=True)
-class CollatedRows:
-    """Columns as tensors, or a list of rows, for a function of the user's."""
-
-    collate_fn: Callable[[Any], Any]
-    columns: Sequence[str] | None = None
-    is_costly: bool = True
-
-    def finish(self, rows: Rows) -> Rows:
-        return rows
-
-    def batch(self, rows: Rows) -> Any:
-        if isinstance(rows, Samples):
-            return self.collate_fn(list(rows.samples))
-        return Formatted("torch", self.collate_fn).batch(rows)
-
-
-def standing_as_state(standing: Standing) -> dict[str, Any]:
-    """For a checkpoint."""
-    return {
-        "epoch": standing.epoch,
-        "stop": standing.stop,
-        "size": standing.size,
-        "rank": standing.rank,
-        "world_size": standing.world_size,
-        "begun": [
-            [epoch, mark.done, [[list(deal) for deal in deals] for deals in mark.ahead]]
-            for epoch, mark in standing.begun.items()
-        ],
-    }
-
-
-def standing_of(state: Mapping[str, Any]) -> Standing:
-    try:
-        begun = {
-            int(epoch): Mark(int(done), tuple(tuple(Deal(*deal) for deal in deals) for deals in ahead))
-            for epoch, done, ahead in state["begun"]
-        }
-        return Standing(state["epoch"], state["stop"], state["size"], state["rank"], state["world_size"], begun)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"A checkpoint's position in the data cannot be read: {state!r}.") from error
-
-
-def position_in_batches(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> tuple[int, int]:
-    """Epoch, and rows that this rank has had of it, in a stream that only this number of ranks finds again. With
-    another number, or if the ranks were in different epochs, the earliest epoch begins anew."""
-    try:
-        epochs = {int(state["epoch"]) for state in states}
-        own = [int(state["rows"]) for state in states if (state["rank"], state["world_size"]) == (rank, world_size)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"A checkpoint's position in the data cannot be read: {states!r}.") from error
-    return min(epochs, default=0), own[0] if own and len(epochs) == 1 else 0
 
 
 def _global_size(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:

@@ -30,6 +30,8 @@ class Leaf:
     lanes: int = 8
     number: int = 0
     """Among the leaves of a tree."""
+    id_column: str | None = None
+    """By which the run that reads it names rows."""
 
     def stages(self) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
         """What is done when a block is read, since it may drop rows; and what is done to a rank's rows of a batch,

@@ -2,6 +2,7 @@
 
     report       paired with those of the other ranks; a whole step goes to the run folder, to the callbacks, and to
                  `on_step`. It carries its number, as the session stamps it
+    rows         what its shards have handed out, with a report or before a save; goes to the run folder as it is
     part         one rank's share of a checkpoint; with the last of them, and the steps before it, it is committed
     note         a line of events.jsonl
 
@@ -27,6 +28,7 @@ from paceline.recording.gather import Gather, Mismatch, Report, Step
 from paceline.recording.ledger import MOST_WAITING, Cut, Ledger, SaveMismatch
 from paceline.recording.saved import Saved
 from paceline.runs import RunFolder, RunRequest
+from paceline.workers.reports import ROWS
 from paceline.workers.stacks import rank_names
 
 logger = logging.getLogger(__name__)
@@ -112,7 +114,22 @@ class Recorder:
         )
         self.folder.set_state("RUNNING", worker_pids=list(pids), attempt=self.attempt)
         self.folder.record_event("attempt", number=self.attempt, resumes_from=name, world_size=world_size)
+        if self.request.record_ids:
+            self._record_begin(start, world_size)
         return start, landmarks
+
+    def _record_begin(self, start: Start, world_size: int) -> None:
+        """By which readers of the rows know which of them count: those that are in the checkpoint it begins with."""
+        begins_with = self.saved.latest or self.saved.find_given(start)
+        self.folder.record_begin(
+            number=self.attempt,
+            world_size=world_size,
+            first_id=start.first_id,
+            iteration=start.iteration,
+            checkpoint=None if begins_with is None else begins_with.id,
+            ranks=None if begins_with is None else list(begins_with.ranks),
+            is_given=self.saved.latest is None and start.checkpoint is not None,
+        )
 
     def _tell_size(self, world_size: int, reason: str) -> None:
         former, self._world_size = self._world_size, world_size
@@ -125,6 +142,8 @@ class Recorder:
         match kind:
             case "report":
                 self.take_report(rank, value)
+            case "rows":
+                self.folder.record_rows(self.attempt, rank, value)
             case "saving":
                 self._ledger.begin(rank, value)
             case "part":
@@ -139,6 +158,9 @@ class Recorder:
                 self.folder.record_event(name, rank=rank, **fields)
 
     def take_report(self, rank: int, report: Report) -> None:
+        rows = report.pop(ROWS, None)
+        if rows is not None:
+            self.folder.record_rows(self.attempt, rank, rows)
         step = self._gather.add(rank, report)
         if step is not None:
             self._deliver(step)

@@ -67,6 +67,10 @@ class Saved:
         latest = self._store.latest()
         return latest if latest is not None and latest.id >= self._request.first_checkpoint_id else None
 
+    def find_given(self, start: Start) -> CheckpointInfo | None:
+        """What an attempt begins with, if that was given to the run and yet is among its own: a trial that goes on."""
+        return next((info for info in self._store.list() if info.path == start.checkpoint), None)
+
     def commit(self, cut: Cut) -> CheckpointInfo | CheckpointWriteError:
         """Make a checkpoint of it: what it is now, or why it is none. Older ones stay until `prune`."""
         result = self._try_to_commit(cut)

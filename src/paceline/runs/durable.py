@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -58,30 +59,33 @@ def _sync_directory(directory: str) -> None:
         os.close(fd)
 
 
-class JsonLines:
-    """Appends JSON lines to a file that has this one writer; any thread may append and flush.
+class Appended:
+    """Appends whole pieces, such as lines, to a file that has this one writer; any thread may append and flush.
 
     `append` only buffers. `flush` hands everything to the kernel in one write, so what was flushed survives a
-    kill of this process. When storage refuses, the file is cut back to its last whole line, the lines that
+    kill of this process. When storage refuses, the file is cut back to its last whole piece, the pieces that
     did not fit are dropped and counted in `num_lost`, and OSError is raised; the next flush starts afresh. The
-    same goes for all lines that come after somebody has deleted the file.
+    same goes for all pieces that come after somebody has deleted the file.
     """
+
+    _flags = 0
+    """For opening it, besides what is needed to append."""
 
     def __init__(self, path: Path | str):
         self.path = path
         self.num_lost = 0
         self._pending: deque[bytes] = deque()
         self._lock = threading.Lock()
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        self._is_torn = True  # until looked at: an earlier writer may have been killed inside a line
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | self._flags, 0o666)
+        self._is_torn = True  # until looked at: an earlier writer may have been killed inside a piece
 
     def __len__(self) -> int:
-        """The number of lines that wait for a flush."""
+        """The number of pieces that wait for a flush."""
         return len(self._pending)
 
-    def append(self, obj: Any) -> None:
-        if self._fd >= 0:  # a line that comes after close has nowhere to go
-            self._pending.append(encode_line(obj))
+    def _append(self, piece: bytes) -> None:
+        if self._fd >= 0:  # what comes after close has nowhere to go
+            self._pending.append(piece)
 
     def flush(self) -> None:
         with self._lock:
@@ -91,12 +95,12 @@ class JsonLines:
             data = b"".join(lines)
             start = sys.maxsize  # so that nothing counts as written if not even the size can be read
             try:
-                start = self._end_of_lines()
+                start = self._end_of_whole()
                 self._is_torn = True  # and stays so if anything, a Ctrl-C too, cuts the write short
                 _write_all(self._fd, data)
                 self._is_torn = False
             except OSError:
-                self.num_lost += len(lines) - self._count_written(data, start)
+                self.num_lost += len(lines) - self._count_written(lines, start)
                 self._drop(len(lines))
                 raise
             # Lines leave the buffer after they were written: a Ctrl-C in between repeats some and loses none.
@@ -122,30 +126,44 @@ class JsonLines:
         for _ in range(num_lines):
             self._pending.popleft()
 
-    def _count_written(self, data: bytes, start: int) -> int:
+    def _count_written(self, lines: list[bytes], start: int) -> int:
         try:
-            return data.count(b"\n", 0, max(self._end_of_lines() - start, 0))
+            num_bytes = self._end_of_whole() - start
         except OSError:
             return 0
+        return sum(end <= num_bytes for end in accumulate(map(len, lines)))
 
-    def _end_of_lines(self) -> int:
-        """The size of the file, which is first cut back to its last newline if a write was not completed."""
+    def _end_of_whole(self) -> int:
+        """The size of the file, which is first cut back to its last whole piece if a write was not completed."""
         found = os.fstat(self._fd)
-        if found.st_nlink == 0:  # the kernel would take the lines, and nobody could ever read them
+        if found.st_nlink == 0:  # the kernel would take it all, and nobody could ever read it
             raise FileNotFoundError(errno.ENOENT, "it was deleted", str(self.path))
         end = found.st_size
         if not self._is_torn:
             return end
-        whole = 0
-        for block in range((end - 1) // _BLOCK_BYTES, -1, -1):
-            newline = os.pread(self._fd, _BLOCK_BYTES, block * _BLOCK_BYTES).rfind(b"\n")
-            if newline >= 0:
-                whole = block * _BLOCK_BYTES + newline + 1
-                break
+        whole = self._find_whole(end)
         if whole < end:
             os.ftruncate(self._fd, whole)
         self._is_torn = False
         return whole
+
+    def _find_whole(self, end: int) -> int:
+        """Where the last whole piece ends, of a file of that size."""
+        raise NotImplementedError  # abstract
+
+
+class JsonLines(Appended):
+    """The pieces are JSON values, each on a line."""
+
+    def append(self, obj: Any) -> None:
+        self._append(encode_line(obj))
+
+    def _find_whole(self, end: int) -> int:
+        for block in range((end - 1) // _BLOCK_BYTES, -1, -1):
+            newline = os.pread(self._fd, _BLOCK_BYTES, block * _BLOCK_BYTES).rfind(b"\n")
+            if newline >= 0:
+                return block * _BLOCK_BYTES + newline + 1
+        return 0
 
 
 def read_json_lines(path: Path | str) -> list[dict[str, Any]]:

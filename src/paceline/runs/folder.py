@@ -14,10 +14,11 @@ from paceline.checkpoints.storage.base import open_storage
 from paceline.errors import ArgumentError, RunNotResumableError, TrainerStateError
 from paceline.json_text import encode_document
 from paceline.runs.driver_lock import DriverLock
-from paceline.runs.durable import JsonLines, read_json, read_json_lines, write_atomic
+from paceline.runs.durable import Appended, JsonLines, read_json, read_json_lines, write_atomic
 from paceline.runs.kept_call import CALL_FILE, keep_call, seal_place
 from paceline.runs.logdir import make_run_dir, resolve_logdir, unusable
 from paceline.runs.request import RunRequest
+from paceline.runs.rows_file import ROWS_FILE, RowsFile
 from paceline.runs.status import Heartbeat, RunState, RunStatus, StatusFile
 
 __all__ = ["RunFolder", "resolve_logdir"]
@@ -53,6 +54,7 @@ class RunFolder:
         self.checkpoints_dir = path / "checkpoints"
         self.logs_dir = path / "logs"
         self._clock = clock
+        self._rows: RowsFile | None = None
         self._status = StatusFile(path / "status.json", clock, former)
         self._heartbeat: Heartbeat | None = None
         self._environment: threading.Thread | None = None
@@ -185,17 +187,34 @@ class RunFolder:
         """One line of events.jsonl; a `time` among the fields, such as a worker's, replaces ours."""
         self._events.append({"time": self._clock(), **fields, "kind": kind})
 
+    def record_begin(self, **fields: Any) -> None:
+        """Of an attempt whose rows are recorded; makes rows.bin."""
+        with self._tolerate_refusal(self.path / ROWS_FILE):
+            self._rows = self._rows or RowsFile(self.path / ROWS_FILE)
+            self._rows.append_begin(fields)
+
+    def record_rows(self, attempt: int, rank: int, message: bytes) -> None:
+        """One frame of rows.bin: what a rank's shards have handed out."""
+        if self._rows is not None:
+            self._rows.append_rows(attempt, rank, message)
+            if len(self._rows) >= _MAX_WAITING_LINES:
+                self.flush()
+
+    @property
+    def _files(self) -> list[Appended]:
+        return [self._metrics, self._events, *([self._rows] if self._rows is not None else [])]
+
     def flush(self) -> None:
         """Hands all lines to the kernel: from then on they survive a kill of this process."""
         with self._flush_lock:
-            has_written = [self._flush_lines(lines) for lines in (self._metrics, self._events)]
+            has_written = [self._flush_lines(lines) for lines in self._files]
             if any(has_written):
                 self._tell_lost_lines()
 
     def sync(self) -> None:
         """Flushes, and makes all lines so far survive a crash of the machine."""
         self.flush()
-        for lines in (self._metrics, self._events):
+        for lines in self._files:
             with suppress(OSError):  # some storage cannot; the lines are with the kernel, which is all we need
                 lines.sync()
 
@@ -207,7 +226,7 @@ class RunFolder:
         with self._flush_lock:
             self.flush()
             self._tell_lost_lines(is_last=True)
-            for lines in (self._metrics, self._events):
+            for lines in self._files:
                 with self._tolerate_refusal(lines.path):
                     lines.close()
         self._lock.release()
@@ -220,7 +239,7 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _flush_lines(self, lines: JsonLines) -> bool:
+    def _flush_lines(self, lines: Appended) -> bool:
         """Whether something was written, and so whether there is room."""
         if not len(lines):
             return False
@@ -232,14 +251,15 @@ class RunFolder:
     def _tell_lost_lines(self, is_last: bool = False) -> None:
         """In the folder if there is room; when it is the last time, in the log where there is none."""
         num_steps, num_events = self._metrics.num_lost, self._events.num_lost
-        if num_steps + num_events <= self._num_lost_told:
+        num_rows = self._rows.num_lost if self._rows is not None else 0
+        if num_steps + num_events + num_rows <= self._num_lost_told:
             return
-        self.record_event("lines_lost", num_steps=num_steps, num_events=num_events)
+        self.record_event("lines_lost", num_steps=num_steps, num_events=num_events, num_rows=num_rows)
         is_told = self._flush_lines(self._events)
         if is_last and not is_told:
             logger.warning("%d steps and %d events of %s are in no file.", num_steps, num_events, self.path)
         if is_last or is_told:
-            self._num_lost_told = self._metrics.num_lost + self._events.num_lost
+            self._num_lost_told = sum(lines.num_lost for lines in self._files)
 
     @contextmanager
     def _tolerate_refusal(self, path: Path | str) -> Iterator[None]:

@@ -31,6 +31,8 @@ class RunRequest:
     """Where the checkpoints of this run are, if that is outside of its folder: wherever it is resumed from."""
     dataset: Any = field(default=None, metadata=_STAYS_UNTOLD)
     """Where the shards of its dataset come from."""
+    record_ids: bool | str = False
+    """Whether the run folder keeps which rows went into which step; a str is the column that names a row."""
     parent: Mapping[str, Any] | None = field(default=None, metadata=_STAYS)
     """What the run is a part of, such as a trial of a search."""
     trainer: Mapping[str, Any] = field(default_factory=dict, metadata=_STAYS_UNTOLD)

@@ -15,6 +15,9 @@ from paceline.workers import parcel
 
 Report = dict[str, Any]
 
+ROWS = "_rows"
+"""Where a report has, on the driver, what came with it: which rows were read for it. Not for users."""
+
 _PLAIN = frozenset((int, float, str, bool, type(None)))
 
 
@@ -26,8 +29,16 @@ def pack(metrics: Report, timestamp: float, elapsed_s: float, iteration: int) ->
     return marshal.dumps(_pickled((metrics, timestamp, elapsed_s, iteration)))
 
 
+def with_rows(packed: bytes, rows: bytes | None) -> bytes:
+    """A packed report that takes something along: both arrive, or neither does."""
+    return packed if rows is None else marshal.dumps((packed, rows))
+
+
 def unpack(packed: bytes | bytearray) -> Report:
-    return _stamped(marshal.loads(packed))
+    item = marshal.loads(packed)
+    if type(item) is tuple and len(item) == 2:
+        return {**_stamped(marshal.loads(item[0])), ROWS: item[1]}
+    return _stamped(item)
 
 
 def _stamped(item: Any) -> Report:
