@@ -97,7 +97,7 @@ def train_by_enumerate(config):
         was_here = checkpoint is not None and checkpoint["cv"] == index and checkpoint.per_rank
         train_a_fold(config, index, train_set, val_set, checkpoint.per_rank["total"] if was_here else 0)
         paceline.save_checkpoint(cv=index, per_rank={"total": -1})
-        seen.append(index)
+        seen.append((index, paceline.load_checkpoint()["cv"]))
     return seen
 
 
@@ -115,7 +115,9 @@ def check_rows(run, pairs, num_epochs=2):
 def test_rank_is_killed_in_a_fold_and_every_row_of_every_fold_counts_once(warm, tmp_path, data, function):
     pairs = to_cv(data(tmp_path), SPLITS)
     config = {"kill": [2, 4], "killed": str(tmp_path / "killed")}
-    warm.run(function, config, dataset=pairs)
+    seen = warm.run(function, config, dataset=pairs)
+    if function is train_by_enumerate:
+        assert seen == [[(0, 2), (1, 2), (2, 2)]] * 2, "what is saved in a fold that was done is dropped"
     run = paceline.load_run(warm.latest_run_dir)
     assert sum(event["kind"] == "restart" for event in run.events) == 1
     check_rows(run, pairs)
