@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -249,3 +251,15 @@ def test_same_data_in_two_forms_has_two_shards(files, tmp_path):
     with Trainer(backend=BackendConfig(), num_workers=0, logdir=tmp_path / "runs") as trainer:
         total = sum(range(NUM_ROWS))
         assert trainer.run(read, dataset=read_parquet(files)) == [([[total, 2 * total]] * 2, 2, 2)]
+
+
+def test_processes_of_a_loader_may_be_spawned():
+    """In a program of its own: Python leaves a process behind where it has spawned one."""
+    code = (
+        "import numpy as np; from paceline.data import from_numpy\n"
+        "loader = from_numpy({'id': np.arange(6)}).to_torch(2, label_column=None, num_workers=1, "
+        "multiprocessing_context='spawn')\n"
+        "print([x.flatten().tolist() for x in loader])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[[0, 1], [2, 3], [4, 5]]\n", done.stderr

@@ -232,16 +232,18 @@ class Standing:
     world_size: int
     begun: Marks = field(default_factory=dict)
     """Where the attempt began."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """From which epoch on batches had which size, if they had several."""
+
+    def size_in(self, epoch: int) -> int | None:
+        return next((size for first, size in reversed(self.sizes) if first <= epoch), self.size)
 
     def deal(self, epoch: int, start: int) -> Deal | None:
         """What it has taken of an epoch beyond that row."""
-        if (
-            self.size is None
-            or epoch > self.epoch
-            or (epoch == self.epoch and (self.stop is None or self.stop <= start))
-        ):
+        size = self.size_in(epoch)
+        if size is None or epoch > self.epoch or (epoch == self.epoch and (self.stop is None or self.stop <= start)):
             return None
-        return Deal(start, self.stop if epoch == self.epoch else None, self.size, self.rank, self.world_size)
+        return Deal(start, self.stop if epoch == self.epoch else None, size, self.rank, self.world_size)
 
     def stop_in(self, epoch: int) -> float:
         if epoch < self.epoch:

@@ -33,6 +33,14 @@ def drawing_for(seed: int, epoch: int, ids: Any) -> Iterator[None]:
         _drawing.reset(token)
 
 
+@contextmanager
+def drawing_row(id: int) -> Iterator[None]:
+    """Inside, it is this one of the rows that are being read."""
+    seed, epoch, _ = _drawing.get() or (0, 0, None)
+    with drawing_for(seed, epoch, id):
+        yield
+
+
 def sample_rng(row: Any = None) -> np.random.Generator:
     """A random generator for one row: it draws the same numbers wherever and whenever the row is read, and others in
     the next epoch.

@@ -12,8 +12,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from paceline.data.dealing import Batch, Mark, Rest, batches
-from paceline.data.forms import Form
+from paceline.data.forms import Form, emptied
 from paceline.data.plan import Knowledge, Plan, plan
+from paceline.data.rows import Columns, Rows
 from paceline.data.tree import Tree
 
 _LOOK_S = 0.2
@@ -65,10 +66,16 @@ class Feed:
         if found is None:  # there are fewer rows than ranks: others have them
             one = made.read([batch.ranges[0]._replace(stop=batch.ranges[0].start + 1)])
             assert one is not None
-            found = one[0].slice(0, 0), one[1][:0]
-        rows, ids = found
+            data, ids = self._empty(one[0]), one[1][:0]
+        else:
+            data, ids = self.form.batch(found[0]), found[1]
+        made.forget(batch.ranges)
         num_own = sum(part.stop - part.start for part in own)
-        return Fed(batch.stop, batch.num_rows, ids[:num_own], self.form.batch(rows))
+        return Fed(batch.stop, batch.num_rows, ids[:num_own], data)
+
+    def _empty(self, row: Rows) -> Any:
+        """A batch without rows, made of one that has a row."""
+        return self.form.batch(row.slice(0, 0)) if isinstance(row, Columns) else emptied(self.form.batch(row))
 
 
 def ahead(items: Callable[[Executor], Iterator[Fed]], num_ahead: int) -> Generator[Fed, None, None]:

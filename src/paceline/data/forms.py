@@ -84,3 +84,18 @@ class CollatedRows:
         if isinstance(rows, Samples):
             return self.collate_fn(list(rows.samples))
         return Formatted("torch", self.collate_fn).batch(rows)
+
+
+def emptied(batch: Any) -> Any:
+    """The same without rows: no tensor or array in it has any."""
+    if getattr(batch, "shape", ()):
+        return batch[:0]
+    if isinstance(batch, dict):
+        return {name: emptied(part) for name, part in batch.items()}
+    if isinstance(batch, tuple | list) and any(_has_rows(part) for part in batch):
+        return type(batch)(map(emptied, batch)) if type(batch) in (tuple, list) else type(batch)(*map(emptied, batch))
+    return type(batch)() if isinstance(batch, tuple | list) else batch
+
+
+def _has_rows(part: Any) -> bool:
+    return bool(getattr(part, "shape", ())) or isinstance(part, dict | tuple | list)

@@ -22,6 +22,7 @@ from paceline.data.ops import Context, Op, apply
 from paceline.data.permutation import Permutation
 from paceline.data.rows import Rows, Samples
 from paceline.data.seeds import derived_seed
+from paceline.errors import DataError
 
 _AT_ONCE = 16384
 """Numbers of rows that are shuffled at a time: it costs little more than for one batch."""
@@ -48,6 +49,9 @@ class IndexLane:
 
     def expect(self, start: int, stop: int) -> None:
         pass  # it reads what is asked for, when it is
+
+    def forget(self, stop: int) -> None:
+        pass  # it keeps nothing
 
     def read(self, start: int, stop: int) -> Numbered:
         from paceline.data.draws import drawing_for
@@ -87,7 +91,11 @@ class BlockLane:
         count: Callable[[Block], int],
         counts: MutableMapping[int, int],
         finish: Callable[[Rows], Rows],
+        seat: tuple[int, int] | None = (0, 1),
     ):
+        """`seat`: which of how many lanes it is that are read from the beginning of the epoch on; None if it comes
+        later."""
+        self._seat = seat
         self.number, self._units, self._read_block, self._count_block = number, units, read, count
         self._counts, self._finish = counts, finish
         self._ends: list[int] = []
@@ -101,6 +109,15 @@ class BlockLane:
         self._executor: Executor | None = None
         self._is_ours = False
         """Whether it is to be read, so that counting its rows may as well read them."""
+
+    def is_begun_by(self, rank: int, world_size: int) -> bool:
+        """Whether that rank is the first to read it, at the beginning of an epoch."""
+        return self._seat is not None and self._seat[0] * world_size // self._seat[1] == rank
+
+    def forget(self, stop: int) -> None:
+        """Nothing before that row is asked for again. At the end, nothing is kept."""
+        if self._ends and len(self._ends) == len(self._units) and stop >= self._ends[-1]:
+            self._windows, self._used = {}, (0, 0, None)
 
     def count_up_to(self, limit: int) -> int:
         while (self._ends[-1] if self._ends else 0) < limit and len(self._ends) < len(self._units):
@@ -184,7 +201,12 @@ class BlockLane:
         unit = self._units[number]
         parts = [self._read_block(block) for block in unit.blocks]
         for block, (rows, _) in zip(unit.blocks, parts, strict=True):
-            self._counts[block.number] = len(rows)
+            expected = self._counts.setdefault(block.number, len(rows))
+            if expected != len(rows):
+                raise DataError(
+                    f"{block.name}: {len(rows)} rows are there now that pass the filters, and {expected} when they "
+                    "were counted. Has the data changed, or does a filter not always say the same of a row?"
+                )
         rows, ids = joined(parts)
         del parts  # what is made of them takes as much memory again
         rows = self._finish(rows)
@@ -223,13 +245,16 @@ class StreamLane:
     def expect(self, start: int, stop: int) -> None:
         pass  # there is no reading ahead: the user's iterator may do anything
 
+    def forget(self, stop: int) -> None:
+        while self._begin < stop and self._kept:
+            self._kept.popleft()
+            self._begin += 1
+
     def read(self, start: int, stop: int) -> Numbered:
         if start < self._begin:  # somebody looks back
             return replay(self, start, stop)
         self.count_up_to(stop)
-        while self._begin < start:
-            self._kept.popleft()
-            self._begin += 1
+        self.forget(start)
         found = [self._kept[index] for index in range(stop - start)]
         return _rows_of([row for row, _ in found]), np.array([id for _, id in found], dtype=np.int64)
 

@@ -19,6 +19,7 @@ from paceline.data.row_names import names_of, with_column
 from paceline.data.rows import Columns, Rows
 from paceline.data.seeds import derived_seed
 from paceline.data.tree import First, Leaf, Mixture, Repeated, Tree
+from paceline.errors import DataError
 
 _VIRTUAL = 1024
 """Rows of an indexed dataset that are filtered at a time."""
@@ -37,14 +38,21 @@ class Knowledge:
 
     def as_state(self) -> dict[str, Any]:
         """For a checkpoint: blocks, and how many rows of each pass."""
+        known = {leaf: list(counts.items()) for leaf, counts in list(self.counts.items())}  # threads learn meanwhile
         return {
-            str(leaf): [np.fromiter(part, np.int64, len(counts)) for part in (counts, counts.values())]
-            for leaf, counts in self.counts.items()
+            str(leaf): [np.array([item[place] for item in items], dtype=np.int64) for place in (0, 1)]
+            for leaf, items in known.items()
         }
 
     def learn(self, state: Mapping[str, Any]) -> None:
-        for leaf, (blocks, counts) in state.items():
-            self.counts.setdefault(int(leaf), {}).update(zip(blocks.tolist(), counts.tolist(), strict=True))
+        try:
+            for leaf, (blocks, counts) in state.items():
+                known = dict(zip(map(int, blocks), map(int, counts), strict=True))
+                if min([*known, *known.values()], default=0) < 0:
+                    raise ValueError("a negative number")
+                self.counts.setdefault(int(leaf), {}).update(known)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DataError(f"A checkpoint's counts of rows cannot be read: {str(state)[:200]}.") from error
 
 
 @dataclass
@@ -72,11 +80,16 @@ class Plan:
             found.append((rows, names))
         return joined(found) if found else None
 
+    def forget(self, ranges: Sequence[Range]) -> None:
+        """These rows were dealt to all ranks: nobody will ask for them."""
+        for lane, _, stop in ranges:
+            self.lanes[lane].forget(stop)
+
     def begin(self, done: int, rank: int, world_size: int, executor: Executor | None) -> None:
         """It will be read from there on, by that rank."""
-        for number, lane in enumerate(self.lanes):
+        for lane in self.lanes:
             if isinstance(lane, BlockLane):
-                lane.begin(executor, done == 0 and number * world_size // len(self.lanes) == rank)
+                lane.begin(executor, done == 0 and lane.is_begun_by(rank, world_size))
             elif isinstance(lane, StreamLane) and len(self.lanes) == 1:
                 lane.skip_to(done)
 
@@ -118,6 +131,8 @@ def known_size(tree: Tree) -> int | None:
 class _Builder:
     def __init__(self, seed: int, knowledge: Knowledge, finish: Callable[[Rows], Rows], columns: Sequence[str] | None):
         self._seed, self._knowledge, self._finish, self._columns = seed, knowledge, finish, columns
+        self._is_first = True
+        """Whether what is made is read from the beginning of the epoch on, not in a later round."""
         self.lanes: list[Lane] = []
         self.batch_ops: list[tuple[Sequence[Op], Context]] = []
 
@@ -128,9 +143,16 @@ class _Builder:
             case Mixture(children, weights):
                 return Together([self.node(child, epoch) for child in children], weights)
             case Repeated(child, times):
-                return Chain([self.node(child, epoch * times + number) for number in range(times)])
+                return Chain([self._round(child, epoch * times + number, number) for number in range(times)])
             case First(child, size):
                 return Head(self.node(child, epoch), size)
+
+    def _round(self, child: Tree, epoch: int, number: int) -> Node:
+        former, self._is_first = self._is_first, self._is_first and number == 0
+        try:
+            return self.node(child, epoch)
+        finally:
+            self._is_first = former
 
     def _leaf(self, leaf: Leaf, epoch: int) -> Node:
         seed = self._seed if leaf.shuffle is None or leaf.shuffle.seed is None else leaf.shuffle.seed
@@ -163,9 +185,11 @@ class _Builder:
         row_seed = shuffled if reader.shuffles_blocks else None
         finish = (lambda rows: rows) if batch_ops else self._finish
         lanes: list[BlockLane] = []
-        for one in spread(blocks, leaf.lanes):
+        every = spread(blocks, leaf.lanes)
+        for index, one in enumerate(every):
             units = units_of(one, per_unit, row_seed)
-            lane = BlockLane(len(self.lanes), units, reader.read, reader.count, counts, finish)
+            seat = (index, len(every)) if self._is_first else None
+            lane = BlockLane(len(self.lanes), units, reader.read, reader.count, counts, finish, seat)
             self._add(lane, batch_ops, context)
             lanes.append(lane)
         return Together(lanes, at_least=min(lane.num_known() for lane in lanes))

@@ -32,10 +32,11 @@ class Rows(Protocol):
 
 
 class Columns:
-    """Of equal length, by name."""
+    """Of equal length, by name. `origin` says of what they were made, if that is not seen in their names any more: only
+    those of the same origin can be joined."""
 
-    def __init__(self, columns: Mapping[str, Column], size: int | None = None):
-        self.columns = dict(columns)
+    def __init__(self, columns: Mapping[str, Column], size: int | None = None, origin: tuple[str, ...] = ()):
+        self.columns, self.origin = dict(columns), origin
         self._size = len(next(iter(self.columns.values()), ())) if size is None else size
 
     def __len__(self) -> int:
@@ -44,24 +45,30 @@ class Columns:
     def slice(self, start: int, stop: int) -> "Columns":
         if start == 0 and stop == self._size:
             return self
-        return Columns({name: column[start:stop] for name, column in self.columns.items()}, stop - start)
+        parts = {name: column[start:stop] for name, column in self.columns.items()}
+        return Columns(parts, stop - start, self.origin)
 
     def take(self, indices: Any) -> "Columns":
-        return Columns(
-            {
-                name: column.take(indices, 0) if isinstance(column, np.ndarray) else column.take(indices)
-                for name, column in self.columns.items()
-            },
-            len(indices),
-        )
+        taken = {
+            name: column.take(indices, 0) if isinstance(column, np.ndarray) else column.take(indices)
+            for name, column in self.columns.items()
+        }
+        return Columns(taken, len(indices), self.origin)
 
     def joined(self, others: Sequence["Columns"]) -> "Columns":
         if not others:
             return self
         parts = [self, *others]
-        return Columns(
-            {name: _joined([part.columns[name] for part in parts]) for name in self.columns}, sum(map(len, parts))
-        )
+        for other in others:
+            if other.origin != self.origin or other.columns.keys() != self.columns.keys():
+                mine, theirs = (one.origin or tuple(one.columns) for one in (self, other))
+                raise DataError(
+                    f"Rows with the columns {', '.join(mine)} come together with rows that have {', '.join(theirs)}: "
+                    "give what is mixed the same columns in one order, with .select_columns() or .map(), or name "
+                    "feature_columns and label_column."
+                )
+        made = {name: _joined([part.columns[name] for part in parts]) for name in self.columns}
+        return Columns(made, sum(map(len, parts)), self.origin)
 
     def row(self, index: int) -> dict[str, Any]:
         return {
@@ -114,10 +121,9 @@ def unwrapped(column: Any) -> Column:
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     kind = array.type
     is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
-    if is_number or pa.types.is_temporal(kind):
-        if array.null_count and not pa.types.is_floating(kind):
-            return array  # numpy knows no missing integers: it would make other numbers of them
-        return array.to_numpy(zero_copy_only=False)
+    if is_number or (pa.types.is_temporal(kind) and getattr(kind, "tz", None) is None):
+        # Numpy knows no missing numbers, which are not the same as NaN to a filter, and no time zones.
+        return array if array.null_count else array.to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _matrix(array)
     return array

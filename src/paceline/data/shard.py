@@ -15,7 +15,7 @@ from paceline.data.feed import Fed, Feed, ahead
 from paceline.data.formats import check_format
 from paceline.data.forms import CollatedRows, Form, Formatted, Raw, RowByRow
 from paceline.data.plan import Knowledge, known_size
-from paceline.data.position import standing_as_state, standing_of
+from paceline.data.position import MOST_APART, standing_as_state, standing_of
 from paceline.data.rows import Columns
 from paceline.data.tree import Tree, leaves
 from paceline.errors import ArgumentError, ArgumentTypeError, DataError
@@ -64,6 +64,8 @@ class Shard:
         self._begun: dict[int, Mark] = {}
         """Where this process began, by epoch."""
         self._epoch, self._stop, self._size = 0, None, None  # type: tuple[int, int | None, int | None]
+        self._sizes: list[tuple[int, int]] = []
+        """From which epoch on batches had which size."""
         self._num_loops, self._is_reading = 0, False
         self.reading: list[Generator[Fed, None, None]] = []
         """What loops that are not over read from."""
@@ -218,7 +220,8 @@ class Shard:
         return self._epoch + (self._stop is not None and not self._is_reading)
 
     def standing(self) -> Standing:
-        return Standing(self._epoch, self._stop, self._size, self.rank, self.world_size, self._begun)
+        sizes = tuple(self._sizes) if len(self._sizes) > 1 else ()
+        return Standing(self._epoch, self._stop, self._size, self.rank, self.world_size, self._begun, sizes)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint. Rank 0 adds what all ranks have learned of the data, so that nobody reads it for that."""
@@ -229,16 +232,23 @@ class Shard:
         """From what all ranks have saved. The next loop begins there."""
         for state in states:
             self._knowledge.learn(state.get("counts", {}))
-        self.go_on_from(merge(standing_of(state) for state in states))
+        standings = [standing_of(state) for state in states]
+        epochs = [one.epoch for one in standings]
+        if epochs and max(epochs) - min(epochs) > MOST_APART:
+            raise DataError(f"A checkpoint's positions are {max(epochs) - min(epochs)} epochs apart: it is damaged.")
+        self.go_on_from(merge(standings))
 
     def go_on_from(self, marks: Mapping[int, Mark]) -> None:
         self._begun, self._epoch, self._stop, self._size = dict(marks), min(marks, default=0), None, None
+        self._sizes.clear()
 
     def begin_loop(self, size: int) -> tuple[int, int, Mark]:
         """The number of the loop, its epoch, and what was had of that."""
         if self._stop is not None:  # the loop before was left early: what is left of its epoch is not wanted
             self._epoch, self._stop = self._epoch + 1, None
         self._num_loops += 1
+        if not self._sizes or self._sizes[-1][1] != size:
+            self._sizes.append((self._epoch, size))
         self._size, self._is_reading = size, True
         return self._num_loops, self._epoch, self._begun.get(self._epoch, Mark())
 

@@ -69,7 +69,7 @@ class FeaturesAndLabel:
         if target:
             label = as_numpy(target, chosen.columns[target])
             made[LABEL] = label.astype(np.float32) if label.dtype == np.float64 else label
-        return Columns(made, len(rows))
+        return Columns(made, len(rows), (*names, *([target] if target else [])))
 
     def _matrix(self, columns: dict[str, Any]) -> Any:
         arrays = {name: as_numpy(name, column) for name, column in columns.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawValue
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -20,7 +20,7 @@ from paceline.errors import ArgumentError
 if TYPE_CHECKING:
     from paceline.data.shard import Batches
 
-_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "dataset")
+_OURS = ("in_order", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "dataset")
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,12 @@ class LoaderFeed(IterableDataset[Any]):
     """What the processes of a loader read: of the rank's batches, each of them takes its turn. Where to begin is in
     shared memory, since processes that persist get a dataset once only."""
 
-    def __init__(self, feed: Feed):
-        self.feed = feed
-        self._epoch = multiprocessing.get_context("fork").Value("q", 0)
+    def __init__(self, feed: Feed, knowledge: Knowledge):
+        self.feed, self._knowledge = feed, knowledge
+        self._epoch = RawValue("q", 0)
         self._mark: Mark = Mark()
         self._mark_epoch = 0
         self._turn = (0, 1)
-        self._knowledge = Knowledge()
 
     def begin(self, epoch: int, mark: Mark) -> None:
         self._epoch.value = epoch
@@ -106,7 +105,7 @@ class TorchLoader:
 
     def _read(self, epoch: int, mark: Mark) -> Generator[Fed, None, None]:
         if self._loader is None or mark != Mark():
-            self._feed = LoaderFeed(self._batches.feed)
+            self._feed = LoaderFeed(self._batches.feed, self._batches.shard.knowledge)
             self._feed.begin(epoch, mark)
             self._loader = DataLoader(self._feed, batch_size=None, num_workers=self._num_workers, **self._options)
         assert self._feed is not None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from paceline.data.base import Block, Source
 from paceline.data.ops import Op
+from paceline.errors import ArgumentError
+
+MOST_LEAVES = 127
+"""The number of a row has seven bits for the dataset that it is from."""
 
 _ROWS_PER_BYTE = 0.01
 """A guess, where nobody knows how many rows a block has."""
@@ -93,8 +98,11 @@ def with_leaves(tree: Tree, change: Callable[[Leaf], Tree]) -> Tree:
 
 def numbered(tree: Tree) -> Tree:
     """With the leaves counted."""
-    counter = iter(range(1 << 8))
-    return with_leaves(tree, lambda leaf: replace(leaf, number=next(counter)))
+    counter = count()
+    made = with_leaves(tree, lambda leaf: replace(leaf, number=next(counter)))
+    if next(counter) > MOST_LEAVES:
+        raise ArgumentError(f"At most {MOST_LEAVES} datasets can be mixed: put those of one kind together.")
+    return made
 
 
 def has_limit(tree: Tree) -> bool:

@@ -64,7 +64,9 @@ class ParquetSource:
 
     def read(self, block: Block, columns: Sequence[str] | None) -> Columns:
         number, group = self._places[block.number]
-        return from_arrow(self._table(number, group, columns if columns is not None else self._columns))
+        wanted = columns if columns is not None else self._columns
+        table = self._table(number, group, wanted)
+        return from_arrow(table.select(list(wanted if wanted is not None else self._names)))  # each file has its order
 
     def _table(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
         file = self._files[number]

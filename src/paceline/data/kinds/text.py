@@ -81,7 +81,11 @@ class TextSource:
         content = file.part(part, lambda: file.bytes(start, stop))
         wanted = names[:1] if columns is not None and not columns else columns  # to count rows, one will do
         table = file.part(part, lambda: self._parsed(content, file, wanted, self._schema))
-        return from_arrow(table if columns is None else table.select(list(columns)))
+        chosen = names if columns is None else list(columns)
+        lacking = [name for name in chosen if name not in table.schema.names]
+        if lacking:
+            raise DataError(f"{file.path} has no column {lacking[0]!r}; it has {', '.join(table.schema.names)}.")
+        return from_arrow(table.select(chosen))  # each file has its order
 
     def column_names(self) -> list[str]:
         return list(self._schema.names)

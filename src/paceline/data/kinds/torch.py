@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from paceline.data.draws import drawing_row
 from paceline.data.rows import Rows, Samples
 from paceline.errors import ArgumentError
 
@@ -41,7 +42,11 @@ class TorchSource:
         numbers = indices.tolist()
         if hasattr(self.dataset, "__getitems__"):
             return Samples(list(self.dataset.__getitems__(numbers)))
-        return Samples([self.dataset[number] for number in numbers])
+        samples = []
+        for number in numbers:
+            with drawing_row(number):
+                samples.append(self.dataset[number])
+        return Samples(samples)
 
     def column_names(self) -> None:
         return None
