@@ -28,7 +28,7 @@ def main():
         dataset = read_parquet(folder).filter(lambda row: row["id"] % 10 > 0).random_shuffle()
         arguments = {"backend": BackendConfig(), "engine": engine, "replacement_timeout_s": 0.1}
         with Trainer(num_workers=(2, 4), **arguments) as trainer:
-            trainer.run(train, callbacks=[Lend(engine)], dataset=dataset, record_ids=True)
+            trainer.run(train, {"folder": folder}, callbacks=[Lend(engine)], dataset=dataset, record_ids=True)
         report = audit(trainer.latest_run_dir)
     events = paceline.load_run(trainer.latest_run_dir).events
     sizes = [str(event["world_size"]) for event in events if event["kind"] == "attempt"]
@@ -48,15 +48,16 @@ class Lend(Callback):
             self.engine.slots = 3
 
 
-def train():
+def train(config):
     checkpoint = paceline.load_checkpoint() or {"step": 0}
     step = checkpoint["step"]
     for batch in paceline.get_data_shard().iter_batches(global_batch_size=96, epochs=2):
         step += 1
         paceline.report(step=step, total=batch["x"].sum())
         paceline.save_checkpoint(step=step)
-        is_first_time = checkpoint["step"] < (step - 10)  # it has come further than where it began
-        if step in (13, 26) and is_first_time and paceline.world_rank() == 1:
+        death = Path(config["folder"], f"died at {step}")
+        if step in (13, 26) and paceline.world_rank() == 1 and not death.exists():
+            death.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
