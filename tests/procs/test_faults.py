@@ -367,7 +367,8 @@ def test_nursery_is_killed_and_replaced():
     from paceline.workers import nursery
 
     with Trainer(backend=BackendConfig(), num_workers=2) as trainer:
-        [victim] = [one for key, one in nursery._shared.items() if "torch" not in key]
+        mother = psutil.Process(trainer.execute(os.getpid)[0]).ppid()
+        [victim] = [one for one in nursery._shared.values() if one.pid == mother]
 
         class Kill(SGDCallback):
             def handle_checkpoint(self, checkpoint, **info):
