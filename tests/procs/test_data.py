@@ -17,6 +17,8 @@ from paceline import BackendConfig, LocalEngine, Trainer, load_run
 from paceline.data import from_numpy, mix, read_parquet
 
 NUM_ROWS = 600
+READERS = ["pyarrow.parquet", "paceline.data.row_log"]
+"""What workers import to read: good to have before they are forked, again and again."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,8 @@ def trainer_of(request, tmp_path):
         request.getfixturevalue("ray_cluster")
 
     def trainer_of(num_workers, **arguments):
-        arguments = {"backend": BackendConfig(), "engine": request.param, "logdir": tmp_path / "runs", **arguments}
+        engine = LocalEngine(preload=READERS) if request.param == "local" else request.param
+        arguments = {"backend": BackendConfig(), "engine": engine, "logdir": tmp_path / "runs", **arguments}
         return Trainer(num_workers=num_workers, cpus_per_worker=0.5, **arguments)
 
     return trainer_of
@@ -106,7 +109,7 @@ def test_run_is_resumed_and_its_files_are_found_again(files, tmp_path):
 
 def test_elastic_group_shares_what_is_left(files, tmp_path):
     """Three slots; one is lost with its worker in the middle of an epoch, and two go on."""
-    engine = LocalEngine(slots=3)
+    engine = LocalEngine(slots=3, preload=READERS)
 
     class Shrink(paceline.Callback):
         def handle_restart(self, number, reason, **info):
