@@ -28,7 +28,7 @@ HF_SHUFFLING = replace(systems.READ_HF, name="Hugging Face, Arrow, a buffer of 1
 UNSHUFFLED = replace(READ_PYARROW, name="plain pyarrow, not shuffled")
 SHUFFLING = (UNSHUFFLED, systems.READ_DATALOADER, systems.READ_RAY, HF_SHUFFLING, READ_LITDATA)
 ROW_BY_ROW = (systems.READ_HF_TORCH, HF_SHUFFLING, READ_LITDATA)
-MOSAIC = Figure("Mosaic Streaming", note="not run: 0.13.0 wants numpy < 2.2, and a torchvision for this torch")
+MOSAIC = Figure("Mosaic Streaming", note="not run: 0.13.0 wants numpy < 2.2")
 LEAST_RATIO = 0.9
 NUM_ROWS, BATCH_SIZE = 4_000_000, 1024
 NUM_FEW = 200_000
