@@ -1,4 +1,4 @@
-"""2.4 GB of shuffled rows through 2 workers: how much memory a worker takes for it, as a curve."""
+"""2.7 GB of shuffled rows through 2 workers: how much memory a worker takes for it, as a curve."""
 
 import tempfile
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from benchmarks.reading import write_numbers
 from benchmarks.rounds import Effort
 from benchmarks.systems import run_script
 
-NUM_ROWS = 28_000_000
+NUM_ROWS = 32_000_000
 MEGABYTES = Unit("MB", 1e-6)
 SHARE = 10
 """The data is so many times the memory that a worker may take for it."""
@@ -21,7 +21,7 @@ _curves: list[Mark] = []
 
 def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="bench_data_") as folder:
-        say("writing 2.4 GB")
+        say("writing 2.7 GB")
         write_numbers(Path(folder), NUM_ROWS)
         num_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
         say("reading them")

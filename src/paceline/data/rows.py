@@ -189,7 +189,9 @@ def _joined(parts: Sequence[Column]) -> Column:
     if len(kinds) > 1:  # equally long lists in one place, lists of any length in another
         plain = next(array.type for array in arrays if not pa.types.is_fixed_size_list(array.type))
         arrays = [array.cast(plain) for array in arrays]
-    return pa.concat_arrays(arrays)
+    # In chunks, which copies nothing: texts and images are the large columns.
+    chunks = [chunk for array in arrays for chunk in (array.chunks if isinstance(array, pa.ChunkedArray) else [array])]
+    return pa.chunked_array(chunks)
 
 
 def _plain(value: Any) -> Any:
