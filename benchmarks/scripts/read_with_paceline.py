@@ -15,7 +15,7 @@ from paceline.data.dealing import Mark
 def read(spec, rank, skip):
     shard = paceline.get_data_shard()
     if "skips" in spec:
-        shard.go_on({0: Mark(skip)})
+        shard.go_on_from({0: Mark(skip)})
     if spec["kind"] == "bytes":
         for batch in shard.iter_torch_batches(spec["batch_size"]):
             yield images_of(batch["image"]), batch["label"]
