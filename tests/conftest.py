@@ -24,6 +24,10 @@ LONG_FIRST = ("ray", "examples", "procs", "e2e", "contract", "house", "unit")
 """The folders by how long a module of theirs takes. A long one that began last would keep a single process busy."""
 
 
+# Threads of OpenMP that have nothing to do sleep instead of spinning: here all share the cores, and spinning took
+# most of the time of a script that trains. Set before torch is imported, which is when it is read.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # The same examples in every run, and no limit of time: a busy machine is no bug.
 settings.register_profile("house", deadline=None, derandomize=True, database=None)
 settings.load_profile("house")
