@@ -113,7 +113,8 @@ class Door:
         if key not in self._shards:
             from paceline.data.ray_shard import RayShard
 
-            self._add(key, RayShard(stream, self._place.world_rank, self._place.world_size), "this Ray dataset")
+            place = (self._place.world_rank, self._place.world_size, self._seed)
+            self._add(key, RayShard(stream, *place), "this Ray dataset")
         return self._shards[key]
 
     def _add(self, key: str, shard: Any, description: str) -> None:
