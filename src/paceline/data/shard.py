@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,9 @@ class Shard:
         self._num_loops, self._is_reading = 0, False
         self.reading: list[Generator[Fed, None, None]] = []
         """What loops that are not over read from."""
+        # A loop may be alive when the interpreter ends. It ends with the exit handlers then: later, its threads are
+        # gone and it could not even be closed.
+        weakref.finalize(self, _close, self.reading)
         self.latest: Latest | None = None
         self.enter: Callable[[], bool] = lambda: True
         """Called when a loop begins; gives whether there is one: a fold that was done before has no more batches."""
@@ -208,9 +212,7 @@ class Shard:
 
     def close(self) -> None:
         """End the threads of loops that were left and that somebody still holds on to, a traceback for example."""
-        for items in self.reading:
-            with contextlib.suppress(ValueError):  # another thread is in the middle of it
-                items.close()
+        _close(self.reading)
 
     # --- position -----------------------------------------------------------------------------------------------------
 
@@ -329,6 +331,12 @@ class Batches:
     def _read(self, epoch: int, mark: Mark) -> Generator[Fed, None, None]:
         feed, knowledge = self.feed, self.shard.knowledge
         return ahead(lambda executor: feed.epoch(epoch, mark, knowledge, executor), self._num_ahead)
+
+
+def _close(reading: Sequence[Generator[Fed, None, None]]) -> None:
+    for items in reading:
+        with contextlib.suppress(ValueError):  # another thread is in the middle of it
+            items.close()
 
 
 def _introduce() -> None:
