@@ -265,6 +265,23 @@ def test_known_size_and_description(tmp_path):
     assert told["folds"][1][1]["source"]["num_rows"] == 51
 
 
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"groups": "group"}, {"stratify": "label"}])
+@pytest.mark.parametrize("splits", [2, 7])
+def test_size_of_a_fold_of_parquet_files_is_known(splits, options, tmp_path):
+    for pair in to_cv(parquet_data(tmp_path), splits, **options):
+        for one in pair:
+            assert one.num_rows() == len(numbers(one))
+            assert len(one.to_torch(10)) == -(-one.num_rows() // 10)
+
+
+def test_size_that_would_have_to_be_read_is_not_known(tmp_path):
+    parquet, csv = parquet_data(tmp_path), csv_data(tmp_path)
+    inner = to_cv(to_cv(parquet, 2)[0][0], 2)[0][0]
+    for data in (inner, to_cv(csv, 2)[0][0], to_cv(parquet.filter(lambda row: row["x"] > 3), 2)[0][0]):
+        assert data.num_rows() is None
+    assert (parquet.limit(20).num_rows(), parquet.limit(1000).num_rows(), csv.limit(20).num_rows()) == (20, 203, None)
+
+
 # --- what cannot be ---------------------------------------------------------------------------------------------------
 
 

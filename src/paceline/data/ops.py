@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from paceline.data.base import Block
 from paceline.data.draws import Row, drawing_for
 from paceline.data.formats import from_batch, to_batch
 from paceline.data.identity import identity_of
@@ -96,6 +97,11 @@ class Limit:
     @property
     def identity(self) -> str:
         return f"limit {self.size}"
+
+    def num_kept(self, blocks: Sequence[Block]) -> int | None:
+        """Of the rows of these blocks; None if it has to be read how many they are."""
+        sizes = [block.rows for block in blocks]
+        return None if None in sizes else min(self.size, sum(filter(None, sizes)))
 
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         raise AssertionError("a limit is made a quota before anything is read")
