@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from paceline.data import as_dataset, from_numpy, mix, read_csv, read_json, read_parquet, resolve_dataset, to_cv
+import paceline
+from paceline import BackendConfig, Trainer
+from paceline.data import as_dataset, audit, from_numpy, mix, read_csv, read_json, read_parquet, resolve_dataset, to_cv
 from paceline.data.folds_in_worker import FoldsInWorker, Progress
 from paceline.data.shard import Shard
 from paceline.errors import ArgumentError, ArgumentTypeError, DataError, MissingDependencyError
@@ -280,6 +282,26 @@ def test_size_that_would_have_to_be_read_is_not_known(tmp_path):
     for data in (inner, to_cv(csv, 2)[0][0], to_cv(parquet.filter(lambda row: row["x"] > 3), 2)[0][0]):
         assert data.num_rows() is None
     assert (parquet.limit(20).num_rows(), parquet.limit(1000).num_rows(), csv.limit(20).num_rows()) == (20, 203, None)
+
+
+def read_folds(config):
+    for index, pair in paceline.get_datasets().items():
+        for one in pair:
+            for batch in one.get_split().iter_batches(16):
+                paceline.report(cv=index, n=len(batch["x"]))
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("options", [{}, {"groups": "group"}])
+def test_folds_are_audited_by_the_numbers_that_rows_have_in_the_whole(kind, options, is_given, tmp_path):
+    folds = to_cv(kind(tmp_path), 3, **options)
+    with Trainer(BackendConfig(), num_workers=0, logdir=tmp_path / "runs") as trainer:
+        trainer.run(read_folds, dataset=folds, record_ids=True)
+    report = audit(trainer.latest_run_dir, dataset=folds if is_given else None)
+    assert report.is_clean, str(report)
+    assert sum(one.once for one in report.epochs) == 3 * NUM_ROWS
+    if is_given:
+        assert {one.never for one in report.epochs} == {0}
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def test_hash_of_a_text_does_not_depend_on_its_neighbours():
 def test_log_joins_the_batches_of_an_epoch_and_tells_when_many_wait():
     told = []
     log = RowLog(None, lambda: told.append(log.message(1, 1)))
-    shard = log.shard(from_numpy({"x": np.arange(200_000)}), "train", 0, 1, lambda: 0)
+    shard = log.shard("train|x", from_numpy({"x": np.arange(200_000)}), "train", 0, 1, lambda: 0)
     for _ in shard.iter_batches(1000):
         pass
     assert len(told) == 3
