@@ -29,6 +29,45 @@ def ids_of(batches):
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("read", ["iter_torch_batches", "iter_batches"])
+def test_lists_of_different_lengths_can_be_padded(read):
+    table = pa.table({"ids": [[1], [2, 3], [4, 5, 6]], "names": [["a"], [], ["b", "c"]], "y": [0, 1, 0]})
+    options = {} if read == "iter_torch_batches" else {"batch_format": "torch"}
+
+    def collate(batch):
+        return torch.nn.utils.rnn.pad_sequence(batch["ids"], batch_first=True), batch["names"], batch["y"]
+
+    [(padded, names, y)] = getattr(as_dataset(table), read)(3, collate_fn=collate, **options)
+    assert padded.tolist() == [[1, 0, 0], [2, 3, 0], [4, 5, 6]]
+    assert names == [["a"], [], ["b", "c"]]
+    assert y.tolist() == [0, 1, 0]
+
+
+def test_lists_of_lists_and_missing_lists():
+    nested = as_dataset(pa.table({"boxes": [[[1, 2], [3, 4]], [[5, 6]]]}))
+    [boxes] = nested.iter_torch_batches(2, collate_fn=lambda batch: [one.tolist() for one in batch["boxes"]])
+    assert boxes == [[[1, 2], [3, 4]], [[5, 6]]]
+    with pytest.raises(DataError, match="'ids' has a missing value where others have a list"):
+        list(as_dataset(pa.table({"ids": [[1], None]})).iter_torch_batches(2, collate_fn=len))
+
+
+def test_categories_are_what_they_stand_for(tmp_path):
+    import pandas as pd
+
+    for number, order in enumerate(("ab", "ba")):  # the code of "a" differs
+        frame = pd.DataFrame({"c": pd.Categorical([*order] * 3, categories=[*order]), "n": pd.Categorical([5, 7] * 3)})
+        frame.to_parquet(tmp_path / f"{number}.parquet")
+    [batch] = read_parquet(tmp_path, lanes=1).iter_torch_batches(12)
+    assert batch["c"] == [*"ababab", *"bababa"]
+    assert batch["n"].tolist() == [5, 7] * 6
+
+
+def test_columns_of_which_there_are_no_tensors_are_told():
+    table = as_dataset(pa.table({"s": [{"a": 1}, {"a": 2}]}))
+    with pytest.raises(DataError, match=r"'s' holds struct<a: int64> values, of which there are no tensors"):
+        list(table.iter_torch_batches(2))
+
+
 def test_files_may_have_their_columns_in_another_order(tmp_path):
     pq.write_table(pa.table({"a": [1.0], "b": [2.0], "y": [0.0]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"y": [0.0], "b": [2.0], "a": [1.0]}), tmp_path / "2.parquet")

@@ -19,11 +19,12 @@ def check_format(batch_format: str) -> str:
     return batch_format
 
 
-def to_batch(rows: Rows, batch_format: str) -> Any:
+def to_batch(rows: Rows, batch_format: str, is_collated: bool = False) -> Any:
+    """`is_collated`: a function of the user's makes something of it, which may have to pad what is not equally long."""
     if isinstance(rows, Samples):
         return _of_samples(rows, batch_format)
     assert isinstance(rows, Columns)
-    return _OF_COLUMNS[batch_format](rows)
+    return _torch(rows, is_collated) if batch_format == "torch" else _OF_COLUMNS[batch_format](rows)
 
 
 def _of_samples(rows: Samples, batch_format: str) -> Any:
@@ -60,18 +61,13 @@ def _pandas(rows: Columns) -> Any:
     return frame_of(rows)
 
 
-def _torch(rows: Columns) -> Any:
+def _torch(rows: Columns, is_collated: bool) -> Any:
     from paceline.data.torch_batches import tensors
 
-    return tensors(rows)
+    return tensors(rows, is_collated)
 
 
-_OF_COLUMNS: dict[str, Callable[[Columns], Any]] = {
-    "numpy": _numpy,
-    "pandas": _pandas,
-    "pyarrow": to_arrow,
-    "torch": _torch,
-}
+_OF_COLUMNS: dict[str, Callable[[Columns], Any]] = {"numpy": _numpy, "pandas": _pandas, "pyarrow": to_arrow}
 
 
 def from_batch(value: Any, what: str) -> Rows:
