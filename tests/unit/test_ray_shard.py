@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from paceline.data.door import RayInWorker
 from paceline.data.ray_shard import RayShard
 
 
@@ -78,3 +79,8 @@ def test_checkpoint_after_a_loop_that_was_left_knows_the_row():
     resumed.go_on([shard.state()])
     assert resumed.epoch == 0
     assert ids_of(resumed.iter_batches(2)) == list(range(2, 10))
+
+
+def test_what_a_worker_cannot_do_with_a_ray_dataset_is_told():
+    with pytest.raises(AttributeError, match=r"get_dataset\(\).filter: of a Ray dataset, .* before it is given to run"):
+        RayInWorker(None, Stream(), None).filter(len)

@@ -190,3 +190,9 @@ class RayInWorker:
         if rank is not None and rank != made.rank:
             raise ArgumentError(f"get_shard({rank}): of a Ray dataset, rank {made.rank} has its own part only.")
         return made
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"get_dataset().{name}: of a Ray dataset, a worker has its own part only, get_split(). Call .{name}() "
+            "before it is given to run()."
+        )

@@ -110,7 +110,10 @@ def _of_objects(values: list[Any], what: str) -> Any:
     parts = [np.asarray(value) for value in values]
     if len({part.shape for part in parts}) > 1:
         if parts[0].ndim != 1:
-            raise DataError(f"{what}: the values have different shapes, {parts[0].shape} and others.")
+            raise DataError(
+                f"{what}: the values have different shapes, {parts[0].shape} and others, and so are no column. Give "
+                "them one shape, or make rows that are tuples, of which collate_fn gets a list."
+            )
         return _arrow([part.tolist() for part in parts], what)
     stacked = np.stack(parts) if parts else np.empty(0)
     return stacked if stacked.dtype.kind in "biufcmM" else _arrow(values, what)

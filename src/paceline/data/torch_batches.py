@@ -104,6 +104,11 @@ class FeaturesAndLabel:
         made = {FEATURES: self._matrix({name: chosen.columns[name] for name in names})}
         if target:
             label = as_numpy(target, chosen.columns[target])
+            if label.dtype.kind not in "biufcM":
+                raise ArgumentError(
+                    f"to_torch(): the label column {target!r} holds {label.dtype} values, of which there are no "
+                    "tensors. Name another label_column, or make numbers of it with .map()."
+                )
             made[LABEL] = label.astype(np.float32) if label.dtype == np.float64 else label
         return Columns(made, len(rows), (*names, *([target] if target else [])))
 
@@ -113,7 +118,8 @@ class FeaturesAndLabel:
             if array.dtype.kind not in "biuf":
                 raise ArgumentError(
                     f"to_torch(): the column {name!r} holds {array.dtype} values, which are no features. Name the "
-                    "feature_columns, or make numbers of it with .map()."
+                    "feature_columns, make numbers of it with .map(), or read all columns by name with "
+                    "iter_torch_batches()."
                 )
         if len(arrays) == 1:
             [array] = arrays.values()

@@ -15,7 +15,7 @@ from paceline.data.feed import Fed, Feed
 from paceline.data.plan import Knowledge
 from paceline.data.rows import Columns, Rows, Samples
 from paceline.data.torch_batches import FeaturesAndLabel, collated, pair
-from paceline.errors import ArgumentError
+from paceline.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from paceline.data.shard import Batches
@@ -53,7 +53,12 @@ def torch_form(
     from paceline.data.shard import LAST
 
     features = [feature_columns] if isinstance(feature_columns, str) else feature_columns
-    label = LAST if label_column is LAST else label_column
+    label = label_column
+    if label is not None and not isinstance(label, str):
+        raise ArgumentTypeError(
+            f"to_torch(label_column={label!r}): expected the name of one column, or None. Several labels are among the "
+            "columns that iter_torch_batches() gives by name."
+        )
     columns = None
     if features is not None and label is not LAST:
         columns = [*features, *([label] if label else [])]
