@@ -236,6 +236,20 @@ def test_missing_numbers_and_lists_of_any_length_are_no_tensors():
     assert next(iter(table.iter_batches(3, "pandas")))["a"].isna().sum() == 1
 
 
+@pytest.mark.parametrize("fn", [lambda row: None, lambda row: row if row["id"] else None, lambda row: row.update(x=1)])
+def test_function_that_returns_nothing(numbers, fn):
+    with pytest.raises(
+        DataError, match=r"given to .map\(\) returned None for a row of arrays; .* Is a `return` missing"
+    ):
+        read_all(numbers.map(fn))
+
+
+def test_field_that_comes_later_is_told_with_what_to_do(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n' * 20 + '{"a": 1, "b": 2}\n')
+    with pytest.raises(DataError, match=r"unexpected field.* schema=\.\.\. says what they are"):
+        read_all(read_json(tmp_path, block_bytes=50))
+
+
 def test_labels_that_are_no_tensors(numbers):
     text = as_dataset(pa.table({"x": [1.0, 2.0], "y": ["a", "b"]}))
     with pytest.raises(ArgumentError, match=r"the label column 'y' holds object values, of which there are no tensors"):

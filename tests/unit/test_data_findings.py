@@ -57,9 +57,41 @@ def test_categories_are_what_they_stand_for(tmp_path):
     for number, order in enumerate(("ab", "ba")):  # the code of "a" differs
         frame = pd.DataFrame({"c": pd.Categorical([*order] * 3, categories=[*order]), "n": pd.Categorical([5, 7] * 3)})
         frame.to_parquet(tmp_path / f"{number}.parquet")
-    [batch] = read_parquet(tmp_path, lanes=1).iter_torch_batches(12)
-    assert batch["c"] == [*"ababab", *"bababa"]
-    assert batch["n"].tolist() == [5, 7] * 6
+    for batch in (
+        *read_parquet(tmp_path, lanes=1).iter_torch_batches(12),
+        *as_dataset(pd.concat(map(pd.read_parquet, sorted(tmp_path.iterdir())))).iter_torch_batches(12),
+    ):
+        assert batch["c"] == [*"ababab", *"bababa"]
+        assert batch["n"].tolist() == [5, 7] * 6
+    for batch in read_parquet(tmp_path, lanes=1).iter_batches(6, "pandas"):
+        assert not hasattr(batch["c"], "cat"), "codes that differ from file to file"
+
+
+def test_arrays_of_text_and_of_lists():
+    lists = np.empty(2, object)
+    lists[:] = [[1], [2, 3]]
+    data = from_numpy({"text": np.array(["a", "bb"]), "lists": lists, "words": np.array(["a", None], object)})
+    [batch] = data.iter_torch_batches(2, collate_fn=dict)
+    assert (batch["text"], batch["words"]) == (["a", "bb"], ["a", None])
+    assert [one.tolist() for one in batch["lists"]] == [[1], [2, 3]]
+
+
+def test_csv_without_a_line_of_names(tmp_path, caplog):
+    (tmp_path / "rows.csv").write_text("0.5,1,2\n1.5,2,3\n2.5,3,4\n")
+    names = ["x", "z", "y"]
+    for options in ({}, {"block_bytes": 8}):
+        batches = list(read_csv(tmp_path, column_names=names, **options).to_torch(3))
+        assert torch.cat([x for x, _ in batches]).tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]]
+    assert not caplog.text
+    assert len(next(iter(read_csv(tmp_path).iter_batches(3, "pandas")))) == 2
+    assert "its first line holds numbers only, 0.5, 1, 2, and is taken for the names" in caplog.text
+
+
+@pytest.mark.parametrize("header", ["0,1,2", "2019,2020,2021", "a,1.5,2"])
+def test_csv_with_names_that_are_numbers(header, tmp_path, caplog):
+    (tmp_path / "rows.csv").write_text(f"{header}\n1,2,3\n")
+    assert len(next(iter(read_csv(tmp_path).iter_batches(3, "pandas")))) == 1
+    assert not caplog.text
 
 
 def test_columns_of_which_there_are_no_tensors_are_told():

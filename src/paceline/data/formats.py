@@ -48,7 +48,7 @@ def _stacked(samples: Any) -> Any:
         return {name: _stacked([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple | list):
         return tuple(_stacked([sample[place] for sample in samples]) for place in range(len(first)))
-    return _column_of(samples, "the rows")
+    return column_of(samples, "the rows")
 
 
 def _numpy(rows: Columns) -> dict[str, Any]:
@@ -73,7 +73,7 @@ _OF_COLUMNS: dict[str, Callable[[Columns], Any]] = {"numpy": _numpy, "pandas": _
 def from_batch(value: Any, what: str) -> Rows:
     """What a function of the user's made: a dict of columns, an Arrow table, a data frame, or a list of objects."""
     if isinstance(value, Mapping):
-        columns = {str(name): _column_of(column, f"{what}, column {name!r}") for name, column in value.items()}
+        columns = {str(name): column_of(column, f"{what}, column {name!r}") for name, column in value.items()}
         sizes = {name: len(column) for name, column in columns.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"The function given to {what} returned columns of different lengths: {sizes}.")
@@ -92,7 +92,7 @@ def from_batch(value: Any, what: str) -> Rows:
     )
 
 
-def _column_of(values: Any, what: str) -> Any:
+def column_of(values: Any, what: str) -> Any:
     if isinstance(values, np.ndarray):
         return values if values.dtype != object else _of_objects(values.tolist(), what)
     if type(values).__module__.startswith("pyarrow"):

@@ -34,8 +34,9 @@ def read_csv(paths: Paths, *, lanes: int = LANES, **options: Any) -> Dataset:
     of `read_parquet`.
 
     Args:
-        options: `delimiter`; `schema`, an Arrow schema, if the first block does not show the types; `block_bytes`;
-            `newlines_in_values=True` for quoted text with line ends, which makes each file one block.
+        options: `delimiter`; `column_names`, if the first line is a row already; `schema`, an Arrow schema, if the
+            first block does not show the types; `block_bytes`; `newlines_in_values=True` for quoted text with line
+            ends, which makes each file one block.
     """
     files = _files(paths, (".csv", ".csv.gz"))
     return dataset_of(registry.find("dataset", "csv")(files, **options), str(files), lanes)

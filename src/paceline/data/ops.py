@@ -228,6 +228,11 @@ def _gathered(made: list[Any], former: Rows, context: Context) -> Rows:
     """What a function made of each row: columns, if it makes dicts."""
     if not made:
         return former
+    if any(one is None for one in made):
+        raise DataError(
+            f"The function given to .map() returned None for a row of {context.name}; expected the row that is made of "
+            "it. Is a `return` missing? Leave rows out with .filter()."
+        )
     if not isinstance(made[0], dict):
         return Samples(made)
     names = list(made[0])

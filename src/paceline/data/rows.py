@@ -110,6 +110,17 @@ def from_arrow(table: Any) -> Columns:
     return Columns({name: unwrapped(table.column(name)) for name in table.schema.names}, table.num_rows)
 
 
+def without_codes(table: Any) -> Any:
+    """The table with categories as what they stand for. The code of one is another in every file and row group: who
+    trained on codes would mix them up."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(place, field.name, table.column(place).cast(field.type.value_type))
+    return table
+
+
 def unwrapped(column: Any) -> Column:
     """An Arrow column as a numpy array, if it holds numbers or equally long lists of them."""
     import pyarrow as pa

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from paceline.data.formats import column_of
 from paceline.data.rows import Columns, as_numpy, unwrapped
 from paceline.errors import ArgumentError, DataError
 
@@ -26,6 +27,10 @@ def collated(samples: Sequence[Any]) -> Any:
 
 
 def _tensor(name: str, column: Any, is_collated: bool) -> Any:
+    if isinstance(column, np.ndarray) and column.dtype.kind in "SU":
+        return column.tolist()
+    if isinstance(column, np.ndarray) and column.dtype == object:
+        column = column_of(column, f"column {name!r}")
     if not isinstance(column, np.ndarray):
         column = _decoded(column)
         if _is_text(column):
@@ -62,7 +67,7 @@ def _of_array(array: Any) -> Any:
 
 
 def _decoded(column: Any) -> Any:
-    """Categories as what they stand for: their codes are others in every file."""
+    """Categories as what they stand for, which is text more often than not."""
     import pyarrow as pa
 
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

@@ -43,7 +43,7 @@ class File:
             raise DataError(f"{self.path} has become shorter since it was opened first.")
         return found
 
-    def part(self, name: str, act: Callable[[], Any]) -> Any:
+    def part(self, name: str, act: Callable[[], Any], advice: str = "") -> Any:
         """What `act` reads, a part of that name. Storage that fails is asked again a few times; what a file holds does
         not get better by that. Errors say which file it is, and which part of it."""
         import pyarrow as pa
@@ -53,6 +53,7 @@ class File:
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
             raise DataError(
                 f"{self.path}: {name} cannot be read: {error}. Is the file damaged, cut off, or of another kind?"
+                + (f" {advice}." if advice else "")
             ) from error
         except FileNotFoundError as error:
             raise DataError(f"{self.path} is not there (any more).") from error

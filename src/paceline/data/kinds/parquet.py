@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.data.base import Block
 from paceline.data.kinds.files import File, Files, in_parallel
-from paceline.data.rows import Columns, from_arrow
+from paceline.data.rows import Columns, from_arrow, without_codes
 from paceline.errors import ArgumentError, DataError
 
 _MOST_OPEN = 64
@@ -65,7 +65,7 @@ class ParquetSource:
     def read(self, block: Block, columns: Sequence[str] | None) -> Columns:
         number, group = self._places[block.number]
         wanted = columns if columns is not None else self._columns
-        table = self._table(number, group, wanted)
+        table = without_codes(self._table(number, group, wanted))
         return from_arrow(table.select(list(wanted if wanted is not None else self._names)))  # each file has its order
 
     def _table(self, number: int, group: int, columns: Sequence[str] | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
@@ -13,9 +14,14 @@ from paceline.data.kinds.files import File, Files, in_parallel
 from paceline.data.rows import Columns, from_arrow
 from paceline.errors import ArgumentError, DataError
 
+logger = logging.getLogger(__name__)
+
 BLOCK_BYTES = 16 << 20
 _LOOK_BYTES = 1 << 16
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
+_OTHERWISE = "Columns and types are those of the first block; schema=... says what they are, if that does not show it"
 
 
 class TextSource:
@@ -80,7 +86,7 @@ class TextSource:
         part = block.name.removeprefix(f"{file.path}, ")
         content = file.part(part, lambda: file.bytes(start, stop))
         wanted = names[:1] if columns is not None and not columns else columns  # to count rows, one will do
-        table = file.part(part, lambda: self._parsed(content, file, wanted, self._schema))
+        table = file.part(part, lambda: self._parsed(content, file, wanted, self._schema), _OTHERWISE)
         chosen = names if columns is None else list(columns)
         lacking = [name for name in chosen if name not in table.schema.names]
         if lacking:
@@ -102,20 +108,38 @@ class TextSource:
 
 
 class CsvSource(TextSource):
-    """The first line has the names. Text in quotes must not contain line ends, unless the file is read as one block:
-    `newlines_in_values=True`."""
+    """The first line has the names, unless they are given. Text in quotes must not contain line ends, unless the file
+    is read as one block: `newlines_in_values=True`."""
 
     kind = "csv"
 
-    def __init__(self, files: Files, delimiter: str = ",", newlines_in_values: bool = False, **options: Any):
+    def __init__(
+        self,
+        files: Files,
+        delimiter: str = ",",
+        newlines_in_values: bool = False,
+        column_names: Sequence[str] | None = None,
+        **options: Any,
+    ):
         self._delimiter, self._newlines = delimiter, newlines_in_values
+        self._given_names = None if column_names is None else list(column_names)
         self._headers: dict[str, bytes] = {}
         if newlines_in_values:
             options["block_bytes"] = max(1, *(file.size for file in files), 1) + 1
         super().__init__(files, **options)
         self._check_headers()
+        if self._given_names is None and _is_a_row(self.column_names()):
+            logger.warning(
+                "%s: its first line holds numbers only, %s, and is taken for the names of the columns. If the file has "
+                "none, say column_names=[...].",
+                files,
+                ", ".join(self.column_names()[:3]),
+            )
 
     def _start_of(self, file: File) -> int:
+        if self._given_names is not None:
+            self._headers[file.path] = b""
+            return 0
         end = _next_line(file, 0)
         self._headers[file.path] = file.bytes(0, end)
         return end
@@ -140,7 +164,9 @@ class CsvSource(TextSource):
         types = None if schema is None else {field.name: field.type for field in schema}
         return csv.read_csv(
             _plain(header + content, kind),
-            read_options=csv.ReadOptions(block_size=max(1 << 20, len(header) + len(content) + 1)),
+            read_options=csv.ReadOptions(
+                block_size=max(1 << 20, len(header) + len(content) + 1), column_names=self._given_names
+            ),
             parse_options=csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._newlines),
             convert_options=csv.ConvertOptions(
                 column_types=types, include_columns=None if columns is None else list(columns)
@@ -167,6 +193,14 @@ class JsonSource(TextSource):
         if schema is not None and not isinstance(table, pa.Table):
             raise ArgumentError(f"{file.path}: expected one JSON object on each line.")
         return table if columns is None else table.select(list(columns))
+
+
+def _is_a_row(names: Sequence[str]) -> bool:
+    """Whether they are numbers, and not all of them whole ones: columns may be counted, or be years."""
+    try:
+        return all(float(name) == float(name) for name in names) and not all(name.isdecimal() for name in names)
+    except ValueError:
+        return False
 
 
 def _next_line(file: File, start: int) -> int:
