@@ -1,6 +1,7 @@
 """What a second reading of the data layer found: each of these was wrong once."""
 
 import functools
+import pickle
 import threading
 
 import numpy as np
@@ -296,6 +297,20 @@ def test_too_many_datasets_are_refused():
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
+
+
+def test_other_subset_of_a_torch_dataset_is_other_data():
+    whole = TensorDataset(torch.arange(20))
+
+    def mark(seed, data=whole):
+        half, _ = torch.utils.data.random_split(data, [10, 10], torch.Generator().manual_seed(seed))
+        return as_dataset(half).fingerprint()
+
+    assert mark(0) == mark(0) != mark(1)
+    nested = [torch.utils.data.Subset(torch.utils.data.Subset(whole, part), [0, 1]) for part in ([1, 2], [3, 4])]
+    assert as_dataset(nested[0]).fingerprint() != as_dataset(nested[1]).fingerprint()
+    copied = pickle.loads(pickle.dumps(as_dataset(nested[0])))
+    assert copied.fingerprint() == as_dataset(nested[0]).fingerprint()
 
 
 def test_sizes_that_changed_between_epochs_are_kept():
