@@ -274,6 +274,15 @@ def test_rank_without_rows_has_a_batch_of_its_shape():
     assert all(isinstance(batch, tuple) and len(batch) == 2 for batch in arrays)
 
 
+def test_rows_that_fill_up_are_not_what_the_user_made_of_them(tmp_path):
+    pq.write_table(pa.table({"x": np.arange(5.0)}), tmp_path / "rows.parquet")
+    seen = []
+    for x in read_parquet(tmp_path).to_torch(3, label_column=None, rest="pad"):
+        seen.append(x[:, 0].tolist())
+        x += 100
+    assert seen == [[0, 1, 2], [3, 4, 0]]
+
+
 def test_option_that_would_mix_up_the_order_is_refused():
     with pytest.raises(ArgumentError, match="in_order"):
         numbers(8).to_torch(1, num_workers=2, in_order=False)

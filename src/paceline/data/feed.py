@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from paceline.data.dealing import Batch, Mark, Rest, batches
 from paceline.data.forms import Form, emptied
 from paceline.data.plan import Knowledge, Plan, plan
@@ -68,7 +70,10 @@ class Feed:
             assert one is not None
             data, ids = self._empty(one[0]), one[1][:0]
         else:
-            data, ids = self.form.batch(found[0]), found[1]
+            rows, ids = found
+            if self.rest == "pad" and batch.start < self.size:  # they come again, whatever the user makes of them now
+                rows = rows.take(np.arange(len(rows)))
+            data = self.form.batch(rows)
         made.forget(batch.ranges)
         num_own = sum(part.stop - part.start for part in own)
         return Fed(batch.stop, batch.num_rows, ids[:num_own], data)
