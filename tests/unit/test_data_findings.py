@@ -1,6 +1,7 @@
 """What a second reading of the data layer found: each of these was wrong once."""
 
 import functools
+import gc
 import pickle
 import threading
 
@@ -389,3 +390,23 @@ def test_what_is_learned_can_be_saved_while_threads_learn():
     finally:
         is_over.set()
         thread.join()
+
+
+def test_what_is_learned_can_be_saved_while_garbage_is_collected():
+    """A collection runs whatever code is due, and so may let another thread learn, between any two allocations."""
+    counts = dict.fromkeys(range(5000), 1)
+    knowledge, threshold = Knowledge({0: counts}), gc.get_threshold()
+
+    def learn(phase, info):
+        counts[len(counts)] = 1
+
+    gc.callbacks.append(learn)
+    gc.set_threshold(1)
+    try:
+        state = knowledge.as_state()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(learn)
+    blocks, passing = state["0"]
+    assert len(blocks) == len(passing) >= 5000
+    assert len(counts) > 5000

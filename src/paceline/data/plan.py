@@ -38,10 +38,12 @@ class Knowledge:
 
     def as_state(self) -> dict[str, Any]:
         """For a checkpoint: blocks, and how many rows of each pass."""
-        known = {leaf: list(counts.items()) for leaf, counts in list(self.counts.items())}  # threads learn meanwhile
+        # Threads learn meanwhile. A copy is made at once; list(counts.items()) is not, since it makes objects, which
+        # may begin a collection of garbage, in which others have their turn.
+        known = {leaf: counts.copy() for leaf, counts in self.counts.copy().items()}
         return {
-            str(leaf): [np.array([item[place] for item in items], dtype=np.int64) for place in (0, 1)]
-            for leaf, items in known.items()
+            str(leaf): [np.fromiter(part, np.int64, len(counts)) for part in (counts.keys(), counts.values())]
+            for leaf, counts in known.items()
         }
 
     def learn(self, state: Mapping[str, Any]) -> None:
