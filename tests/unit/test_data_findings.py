@@ -1,7 +1,12 @@
 """What a second reading of the data layer found: each of these was wrong once."""
 
+import datetime
 import functools
+import logging
+import operator
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -126,12 +131,60 @@ class Callable:
         (of, {1, 2, 3}, {1, 2, 4}),
         (of, np.arange(3), np.arange(4)),
         (Callable, 1, 2),
+        (of, np.int64(1), np.int64(2)),
+        (of, datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+        (of, torch.tensor(1), torch.tensor(2)),
+        (of, torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.zeros(1))),
+        (of, Path("a"), Path("b")),
+        (lambda value: Callable(value).__call__, 1, 2),
+        (operator.itemgetter, "a", "b"),
+        (lambda value: re.compile(value).match, "a", "b"),
     ],
-    ids=["partial", "expression", "keyword", "dict", "set", "array", "object"],
+    ids=[
+        "partial",
+        "expression",
+        "keyword",
+        "dict",
+        "set",
+        "array",
+        "object",
+        "number",
+        "date",
+        "tensor",
+        "parameter",
+        "path",
+        "method",
+        "getter",
+        "pattern",
+    ],
 )
 def test_functions_that_differ_in_what_they_hold_are_known_apart(make, one, other):
     assert identity_of(make(one)) == identity_of(make(one))
     assert identity_of(make(one)) != identity_of(make(other))
+
+
+def test_modules_and_loggers_that_a_function_holds_are_known_by_their_names():
+    """Whatever else they hold: what is imported, and how a process logs, is not the same everywhere."""
+
+    def make():
+        import torch as module
+
+        log = logging.getLogger("some")
+        return lambda row: (module, log)
+
+    former = identity_of(make())
+    torch.something = logging.getLogger("some").something = object()
+    try:
+        assert identity_of(make()) == former
+    finally:
+        del torch.something, logging.getLogger("some").something
+
+
+def test_object_that_many_hold_is_looked_at_once():
+    held = [1]
+    for _ in range(60):
+        held = [held, held]
+    assert identity_of(of(held)) == identity_of(of(held))
 
 
 def test_functions_that_call_each_other_have_one_identity():
