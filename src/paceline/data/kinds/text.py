@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.data.base import Block
 from paceline.data.kinds.files import File, Files, in_parallel
-from paceline.data.rows import Columns, from_arrow
+from paceline.data.rows import Columns, check_names, from_arrow
 from paceline.errors import ArgumentError, DataError
 
 BLOCK_BYTES = 16 << 20
@@ -24,12 +24,13 @@ class TextSource:
 
     kind: str
 
-    def __init__(self, files: Files, block_bytes: int = BLOCK_BYTES, schema: Any = None, **options: Any):
-        self._files, self._options = files, options
+    def __init__(self, files: Files, block_bytes: int | None = None, schema: Any = None):
+        self._files = files
+        size = _checked(block_bytes, schema)
         self._blocks: list[Block] = []
         self._places: list[tuple[int, int, int]] = []
         """Of each block: its file, and from where to where."""
-        for number, stretches in enumerate(in_parallel(lambda file: self._stretches(file, block_bytes), files)):
+        for number, stretches in enumerate(in_parallel(lambda file: self._stretches(file, size), files)):
             for start, stop in stretches:
                 name = f"{files[number].path}, bytes {start} to {stop}"
                 self._places.append((number, start, stop))
@@ -37,6 +38,7 @@ class TextSource:
         if not self._blocks:
             raise DataError(f"{files}: there are no rows in {'it' if len(files) == 1 else 'them'}.")
         self._schema = schema if schema is not None else self._first_schema()
+        check_names(self._schema.names, files)
 
     @staticmethod
     def takes(value: Any) -> bool:
@@ -79,6 +81,11 @@ class TextSource:
             raise DataError(f"{file.path} has no column {missing[0]!r}; it has {', '.join(names)}.")
         part = block.name.removeprefix(f"{file.path}, ")
         content = file.part(part, lambda: file.bytes(start, stop))
+        if stop < file.size and not content.endswith(b"\n"):
+            raise DataError(
+                f"{file.path}: {part} do not end with a line any more. The file was written anew since the dataset was "
+                "made: make it anew, too."
+            )
         wanted = names[:1] if columns is not None and not columns else columns  # to count rows, one will do
         table = file.part(part, lambda: self._parsed(content, file, wanted, self._schema))
         chosen = names if columns is None else list(columns)
@@ -107,12 +114,20 @@ class CsvSource(TextSource):
 
     kind = "csv"
 
-    def __init__(self, files: Files, delimiter: str = ",", newlines_in_values: bool = False, **options: Any):
+    def __init__(
+        self,
+        files: Files,
+        delimiter: str = ",",
+        newlines_in_values: bool = False,
+        block_bytes: int | None = None,
+        schema: Any = None,
+    ):
+        if not isinstance(delimiter, str) or len(delimiter.encode()) != 1:
+            raise ArgumentError(f"delimiter={delimiter!r}: expected one letter, of one byte.")
         self._delimiter, self._newlines = delimiter, newlines_in_values
         self._headers: dict[str, bytes] = {}
-        if newlines_in_values:
-            options["block_bytes"] = max(1, *(file.size for file in files), 1) + 1
-        super().__init__(files, **options)
+        whole = max(file.size for file in files) + 1 if newlines_in_values else block_bytes
+        super().__init__(files, whole, schema)
         self._check_headers()
 
     def _start_of(self, file: File) -> int:
@@ -166,7 +181,19 @@ class JsonSource(TextSource):
         )
         if schema is not None and not isinstance(table, pa.Table):
             raise ArgumentError(f"{file.path}: expected one JSON object on each line.")
+        table.validate(full=True)  # whether text is UTF-8: what reads CSV looks, and what reads JSON does not
         return table if columns is None else table.select(list(columns))
+
+
+def _checked(block_bytes: Any, schema: Any) -> int:
+    import pyarrow as pa
+
+    size = BLOCK_BYTES if block_bytes is None else block_bytes
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ArgumentError(f"block_bytes={size!r}: expected a whole number, at least 1.")
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise ArgumentError(f"schema={schema!r}: expected a pyarrow.Schema.")
+    return size
 
 
 def _next_line(file: File, start: int) -> int:
