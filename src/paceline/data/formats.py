@@ -111,7 +111,10 @@ def _of_objects(values: list[Any], what: str) -> Any:
     first = values[0] if values else 0.0
     if isinstance(first, str | bytes | Mapping) or any(value is None for value in values):
         return _arrow(values, what)
-    parts = [np.asarray(value) for value in values]
+    try:
+        parts = [np.asarray(value) for value in values]
+    except (ValueError, TypeError):  # lists of lists of different lengths
+        return _arrow(values, what)
     if len({part.shape for part in parts}) > 1:
         if parts[0].ndim != 1:
             raise DataError(f"{what}: the values have different shapes, {parts[0].shape} and others.")
@@ -125,5 +128,5 @@ def _arrow(values: list[Any], what: str) -> Any:
 
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as error:
         raise DataError(f"{what}: the values cannot be a column: {error}") from error

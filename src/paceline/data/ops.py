@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -61,8 +62,7 @@ class Filter:
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         if callable(self.condition):
             always = replace(context, epoch=0)  # which rows there are is the same in all epochs, also if it is drawn
-            passes = _each(self.condition, rows, ids, always, ".filter()")
-            keep = np.fromiter(map(bool, passes), bool, len(rows))
+            keep = np.array(_each(lambda row: bool(self.condition(row)), rows, ids, always, ".filter()"), dtype=bool)
         else:
             keep = self._matches(rows)
         kept = np.flatnonzero(keep)
@@ -214,7 +214,10 @@ def _called(fn: Callable[[Any], Any], given: Any, context: Context, what: str, i
         raise
     except Exception as error:
         where = context.name if index is None else f"row {index} of {context.name}"
-        error.add_note(f"It was raised by the function given to {what}, for {where}.")
+        if isinstance(error, StopIteration):  # to loops on the way it would be the end of the data
+            raise DataError(f"The function given to {what} raised StopIteration, for {where}.") from error
+        with suppress(Exception):  # it may be of a kind that takes no notes
+            error.add_note(f"It was raised by the function given to {what}, for {where}.")
         raise
 
 

@@ -28,14 +28,16 @@ def _tensor(name: str, column: Any) -> Any:
     if not isinstance(column, np.ndarray) and _is_text(column):
         return column.to_pylist()
     array = as_numpy(name, column)
+    if array.dtype.kind in "US":
+        return array.tolist()
     if array.dtype == object:
         raise DataError(
             f"The column {name!r} holds lists of different lengths, which are no tensor: give collate_fn, or make them "
             "equally long with .map()."
         )
     array = array.astype(_NOT_TORCHS.get(array.dtype, array.dtype), copy=False)
-    if array.dtype.kind == "M":
-        array = array.astype("datetime64[ns]").view(np.int64)
+    if array.dtype.kind in "mM":
+        array = array.astype("datetime64[ns]" if array.dtype.kind == "M" else "timedelta64[ns]").view(np.int64)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
