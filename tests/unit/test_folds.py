@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from paceline.data import as_dataset, from_numpy, mix, read_csv, read_json, read_parquet, resolve_dataset, to_cv
+import paceline
+from paceline import BackendConfig, Trainer
+from paceline.data import as_dataset, audit, from_numpy, mix, read_csv, read_json, read_parquet, resolve_dataset, to_cv
 from paceline.data.folds_in_worker import FoldsInWorker, Progress
 from paceline.data.shard import Shard
 from paceline.errors import ArgumentError, ArgumentTypeError, DataError, MissingDependencyError
@@ -411,3 +413,20 @@ def test_checkpoint_of_another_number_of_folds(caplog):
         folds.restore(None, lambda: [{"fold": 4, "num_folds": 5}])
     assert [index for index, _ in folds.items()] == [0, 1, 2]
     assert "a run with 5 folds, and this one has 3" in caplog.text
+
+
+def test_folds_of_rows_with_an_index_are_clean(tmp_path):
+    """They have the numbers of the data that they are cut from: those of the other folds are not missing."""
+
+    def train():
+        for _, pair in paceline.get_datasets().items():
+            for part in pair:
+                for _ in part.get_split().iter_batches(7):
+                    paceline.report(x=1)
+
+    data = from_numpy({"x": np.arange(60), "y": np.arange(60) % 2})
+    with Trainer(BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
+        trainer.run(train, dataset=to_cv(data, 3, stratify="y"), record_ids=True)
+    report = audit(trainer.latest_run_dir)
+    assert [(one.once, one.twice, one.never) for one in report.epochs] == [(40, 0, 0), (20, 0, 0)] * 3
+    assert report.is_clean
