@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         local_world_size,
         node_rank,
         report,
+        report_progress,
         save_checkpoint,
         should_stop,
         world_rank,
@@ -104,6 +105,7 @@ _HOMES = {
         "local_world_size",
         "node_rank",
         "report",
+        "report_progress",
         "save_checkpoint",
         "should_stop",
         "world_rank",
@@ -161,6 +163,7 @@ __all__ = [
     "read_checkpoint",
     "record_run",
     "report",
+    "report_progress",
     "rng_state",
     "save_checkpoint",
     "set_rng_state",
@@ -172,8 +175,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":  # a package of its own, for `paceline.data.read_parquet` after `import paceline`
-        return import_module("paceline.data")
+    if name in ("core", "data"):  # packages of their own, for `paceline.data.read_parquet` after `import paceline`
+        return import_module(f"paceline.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), _RENAMED.get(name, name))

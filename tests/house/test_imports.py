@@ -29,7 +29,7 @@ FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in part
 
 # A third party is imported in the modules named here and nowhere else.
 HOMES = {
-    "torch": {"frameworks/torch", "backends/torch", "prepare/", "data/torch"},
+    "torch": {"frameworks/torch", "backends/torch", "prepare/", "data/torch", "core/torch"},
     "numpy": {"frameworks/numpy", "prepare/rng", "callbacks/tensorboard_logger", "data/", "recording/row", "runs/row"},
     "pandas": {"runs/pandas_frame", "data/pandas"},
     "pyarrow": {"data/"},

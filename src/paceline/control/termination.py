@@ -34,11 +34,12 @@ class Signals:
     """What has come since `watch`. Nothing is watched outside the main thread, where Python does not allow it, nor what
     the user has a handler for: that one knows better, and may call `Trainer.stop()`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, clock: Callable[[], float] = time.monotonic, settle_s: float = 0.0):
+        """So soon after a signal, another is its echo: of a launcher, which passes on what its processes have had too."""
         self.wish: Wish | None = None
         self.on_wish: Callable[[], None] = lambda: None
         """Called in the signal handler, so wherever the main thread happens to be."""
-        self._clock = clock
+        self._clock, self._settle_s = clock, settle_s
         self._former: dict[int, Any] = {}
         self._num_interrupts = 0
         self._limit = _PATIENCE
@@ -96,8 +97,15 @@ class Signals:
             self._put_back(number)
             signal.raise_signal(number)
             return
+        if self.wish is not None and self._clock() - self.wish.at < self._settle_s:
+            return
         if number == signal.SIGTERM:
-            self._put_back(number)
+            is_again = self.wish is not None and self.wish.kind == "terminate"
+            if is_again or not self._settle_s:
+                self._put_back(number)
+            if is_again:
+                signal.raise_signal(number)
+                return
             self._note(Wish("terminate", self._clock()))
             if self._limit == 1:
                 raise Terminated

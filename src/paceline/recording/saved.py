@@ -1,6 +1,7 @@
 """The checkpoints of one run on their storage: where its next attempt begins, commit, keep, find."""
 
 import logging
+import os
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -11,9 +12,11 @@ from paceline.checkpoints.reading import load_through
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.storage.landmark import Landmark
+from paceline.checkpoints.storage.local import LocalStorage
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
-from paceline.errors import CheckpointError, CheckpointWriteError
+from paceline.checkpoints.store import name_of
+from paceline.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError
 from paceline.recording.ledger import Cut, Ledger
 from paceline.runs.request import RunRequest
 
@@ -118,6 +121,19 @@ class Saved:
         except (OSError, CheckpointError) as error:
             # one too many on disk is no reason to stop training, and the next commit prunes again
             logger.warning("Old checkpoints in %s could not be deleted: %s", self.root, error)
+
+    def delete(self, id: int) -> None:
+        """One that was committed. CheckpointNotFoundError if there is none of this id among this run's own."""
+        name = name_of(id)
+        path = self._storage.path_of(name)
+        is_ours = id >= self._request.first_checkpoint_id and any(info.id == id for info in self._store.list())
+        if not is_ours or (isinstance(self._storage, LocalStorage) and os.path.islink(path)):
+            raise CheckpointNotFoundError(f"There is no checkpoint {path} of this run that could be deleted.")
+        self._storage.delete(name)
+        if self.latest is not None and self.latest.id == id:
+            self.latest = self._find_latest()
+        if self._spare_id == id:
+            self._spare_id = None
 
     def find(self, id: int, rank: int, ledger: Ledger) -> Found | CheckpointWriteError | None:
         """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it. If

@@ -1,0 +1,98 @@
+"""What torch.distributed knows of the ranks: where this one stands, and a store in which they find notes of others."""
+
+import itertools
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+from paceline.errors import ArgumentError, MissingDependencyError, TrainerStateError
+from paceline.workers.base import Place, place_from_environ
+
+_numbers = itertools.count()
+"""Of meetings in this process. All ranks meet equally often, and so the n-th of each are one; a note of an earlier one
+may still be in the store."""
+
+
+def group_place() -> Place | None:
+    """By the process group; None without one."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    rank, size = dist.get_rank(), dist.get_world_size()
+    told = place_from_environ(os.environ)
+    if told is not None and (told.world_rank, told.world_size) == (rank, size):
+        return told
+    return _place_by_host(rank, size)
+
+
+class MeetingStore:
+    """One note of rank 0's."""
+
+    def __init__(self, store: Any, timeout_s: float):
+        self._store, self._timeout_s = store, timeout_s
+        self._key = f"paceline/meeting/{next(_numbers)}"
+
+    def put(self, text: str) -> None:
+        self._store.set(self._key, text)
+
+    def get(self) -> str:
+        try:
+            self._store.wait([self._key], timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:  # DistStoreError, or a plain one
+            raise TimeoutError(
+                f"Rank 0 has not come to where all ranks meet within {self._timeout_s:g} s ({error}). All ranks have to "
+                "call core.init(), or record_run(), equally often."
+            ) from error
+        text: str = self._store.get(self._key).decode()
+        return text
+
+
+def meeting_store(timeout_s: float) -> MeetingStore:
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise MissingDependencyError("torch", "torch", "A run of several processes that find each other by it") from error
+    if dist.is_initialized():
+        return MeetingStore(dist.distributed_c10d._get_default_store(), timeout_s)
+    return MeetingStore(_launchers_store(timeout_s), timeout_s)
+
+
+def _launchers_store(timeout_s: float) -> Any:
+    """That of torchrun's agent; or one that rank 0 makes at MASTER_PORT, which a process group can share later."""
+    import torch.distributed as dist
+
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    place = place_from_environ(os.environ)
+    if place is None or missing:
+        raise ArgumentError(
+            f"The ranks cannot find each other: {' and '.join(missing or ['RANK', 'WORLD_SIZE'])} not set, and there is "
+            "no process group. Start the script with torchrun, call torch.distributed.init_process_group(...) before, or "
+            "give core.init(distributed=core.DistributedContext(...)). For a single process, unset RANK and WORLD_SIZE."
+        )
+    global _launched
+    if _launched is None:
+        # RANK may be srun's, under another name
+        arguments: dict[str, Any] = {"rank": place.world_rank, "world_size": place.world_size}
+        _launched, _, _ = next(dist.rendezvous("env://", **arguments, timeout=timedelta(seconds=timeout_s)))
+    return _launched
+
+
+_launched: Any = None
+"""Kept until the process ends: rank 0's is the one that all others are connected to."""
+
+
+def _place_by_host(rank: int, size: int) -> Place:
+    """In a group whose launcher has not told which ranks share a machine."""
+    import torch.distributed as dist
+
+    store: Any = dist.PrefixStore(f"paceline/hosts/{next(_numbers)}", dist.distributed_c10d._get_default_store())
+    store.set(str(rank), socket.gethostname())
+    try:
+        hosts = [store.get(str(other)).decode() for other in range(size)]
+    except RuntimeError as error:
+        raise TrainerStateError(f"Not all ranks of the process group have come: {error}") from error
+    mine = [other for other in range(size) if hosts[other] == hosts[rank]]
+    machines = list(dict.fromkeys(hosts))
+    return Place(rank, mine.index(rank), machines.index(hosts[rank]), size, len(mine))
