@@ -144,15 +144,19 @@ class Session:
         self._send_rows()  # before it: they belong to this checkpoint
         self.saver.save(state, directory, own or None, self._iteration)
 
-    def upload(
-        self, state: dict[str, Any], directory: str | Path | None, *, is_alone: bool, timeout_s: float
-    ) -> str:
-        """Save, on all ranks or on rank 0 alone, files of each rank that saves, and wait until it is a checkpoint. Returns
-        its name."""
+    def upload(self, state: dict[str, Any], directory: str | Path | None, *, is_alone: bool, timeout_s: float) -> str:
+        """Save, on all ranks or on rank 0 alone, files of each rank that saves, and wait until it is a checkpoint.
+        Returns its name."""
+        is_alone = is_alone and self.place.world_size > 1
         own = None if is_alone else {name: keeper.state() for name, keeper in self._keepers.items()}
         self._send_rows()
         id = self.saver.save(
-            state, directory, own or None, self._iteration, has_files=True, is_alone=is_alone and self.place.world_size > 1
+            state,
+            directory,
+            own or None,
+            self._iteration,
+            has_files=True,
+            is_alone=is_alone,
         )
         self.saver.wait(id, timeout_s)
         return self.saver.name_of(id)

@@ -124,8 +124,8 @@ class Saver:
         """Ranks count their saves to know which belong together: what one of them does alone, others do not count."""
         if self._world_size > 1 and self._is_alone not in (None, is_alone):
             raise CheckpointError(
-                "This run has saved checkpoints on rank 0 alone, with core's upload() or store_path(), and others on all "
-                "ranks: which of them belong together could not be told. Use one way, or shard=True on all ranks."
+                "This run has saved checkpoints on rank 0 alone, with core's upload() or store_path(), and others on "
+                "all ranks: which of them belong together could not be told. Use one way, or shard=True on all ranks."
             )
         self._is_alone = is_alone
 
@@ -148,8 +148,8 @@ class Saver:
         return self._store.storage.workspace()
 
     def open(self, path: str, keep: Callable[[Callable[[], None]], object]) -> Checkpoint:
-        """A checkpoint of this run, or of another, in this rank's own way to it. `keep` gets what removes the copy of its
-        directory, if one was made."""
+        """A checkpoint of this run, or of another, in this rank's own way to it. `keep` gets what removes the copy of
+        its directory, if one was made."""
         return self._load(path, keep=keep)
 
     @property

@@ -35,7 +35,7 @@ class Signals:
     the user has a handler for: that one knows better, and may call `Trainer.stop()`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, settle_s: float = 0.0):
-        """So soon after a signal, another is its echo: of a launcher, which passes on what its processes have had too."""
+        """Within `settle_s` of a signal, another is its echo: of a launcher, which passes on what all had anyway."""
         self.wish: Wish | None = None
         self.on_wish: Callable[[], None] = lambda: None
         """Called in the signal handler, so wherever the main thread happens to be."""

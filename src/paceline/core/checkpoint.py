@@ -60,11 +60,9 @@ class CheckpointContext:
             yield folder, id
             stored = self._upload(folder, metadata, shard, None)
             if stored != id:
-                raise CheckpointError(f"Something else was saved in the block of store_path(): its files are in {stored}.")
+                raise CheckpointError(f"Something else was saved in the block of store_path(): its files are {stored}.")
 
-    def download(
-        self, storage_id: str, ckpt_dir: str | os.PathLike[str], selector: Selector | None = None
-    ) -> None:
+    def download(self, storage_id: str, ckpt_dir: str | os.PathLike[str], selector: Selector | None = None) -> None:
         """Copy the files of a checkpoint into a directory, which is made if it is not there. On any rank; give each its
         own directory, or call it on one rank of a machine."""
         with ExitStack() as stack:
@@ -77,8 +75,8 @@ class CheckpointContext:
 
     @contextmanager
     def restore_path(self, storage_id: str, selector: Selector | None = None) -> Iterator[Path]:
-        """The files of a checkpoint, for the time of the block. On any rank. Read there, and change nothing: if it is on
-        this machine, it is the checkpoint itself."""
+        """The files of a checkpoint, for the time of the block. On any rank. Read there, and change nothing: if it is
+        on this machine, it is the checkpoint itself."""
         with ExitStack() as stack:
             directory = self._open(storage_id, stack).directory
             if directory is not None and selector is None:
@@ -108,7 +106,7 @@ class CheckpointContext:
         """Of a checkpoint of this run; None for a path or URL of another one."""
         text = os.fspath(storage_id)
         if not isinstance(text, str) or not text or ".." in re.split(r"[/\\]", text) or "\0" in text:
-            raise ArgumentError(f"{storage_id!r} is no id of a checkpoint: expected a name such as 'checkpoint_000001'.")
+            raise ArgumentError(f"{storage_id!r} is no id of a checkpoint: expected a name like 'checkpoint_000001'.")
         root, name = ("", text) if "/" not in text else split_path(text)
         saver = self._session.saver
         if root in ("", saver.root) and is_name(name):
@@ -124,8 +122,8 @@ class CheckpointContext:
     def _check_caller(self, shard: bool) -> None:
         if not shard and not self._distributed.is_chief:
             raise TrainerStateError(
-                f"Without shard=True a checkpoint is the chief's: this is rank {self._distributed.rank}. Call it on rank 0 "
-                "alone, or with shard=True on all ranks."
+                f"Without shard=True a checkpoint is the chief's: this is rank {self._distributed.rank}. Call it on "
+                "rank 0 alone, or with shard=True on all ranks."
             )
 
     def _upload(
@@ -140,7 +138,7 @@ class CheckpointContext:
         if is_alone:
             files, state = _files(ckpt_dir, selector), _checked(metadata)
             if ckpt_dir is None:
-                raise ArgumentError("upload(None): expected a directory; only with shard=True may some ranks have none.")
+                raise ArgumentError("upload(None): expected a directory; with shard=True some ranks may have none.")
         else:
             files, state = self._share(ckpt_dir, metadata, selector)
         with self._session.saver.workspace() as workspace:
@@ -153,7 +151,7 @@ class CheckpointContext:
     def _share(
         self, ckpt_dir: str | os.PathLike[str] | None, metadata: Mapping[str, Any] | None, selector: Selector | None
     ) -> tuple[dict[str, Path], dict[str, Any]]:
-        """The files that this rank gives, and the metadata of all. What is wrong on one rank is raised on all of them."""
+        """The files that this rank gives, and the metadata of all. What is wrong on one rank is raised on all."""
         files: dict[str, Path] = {}
         listing: dict[str, str] = {}
         mistake: Exception | None = None

@@ -1,8 +1,8 @@
 """`core.init`: a script of any kind becomes a run, wherever it is started.
 
-    inside a Trainer's worker      what is there is used: its session, its run folder
-    python train.py, a notebook    this process records itself
-    torchrun and its like          rank 0 records all ranks
+inside a Trainer's worker      what is there is used: its session, its run folder
+python train.py, a notebook    this process records itself
+torchrun and its like          rank 0 records all ranks
 """
 
 import logging
@@ -89,8 +89,8 @@ def _used(running: Session, given: DistributedContext | None) -> Iterator[Distri
     place = running.place
     if given is not None and (given.rank, given.size) != (place.world_rank, place.world_size):
         raise ArgumentError(
-            f"core.init(distributed=...) says rank {given.rank} of {given.size}, and this is rank {place.world_rank} of "
-            f"{place.world_size} of a run: leave it out."
+            f"core.init(distributed=...) says rank {given.rank} of {given.size}, and this is rank {place.world_rank} "
+            f"of {place.world_size} of a run: leave it out."
         )
     with given or DistributedContext.here() as here:
         yield here
@@ -100,16 +100,16 @@ def _tell_unused(running: Session, *given: object) -> None:
     names = ("logdir", "checkpoint_storage", "callbacks", "checkpoint_strategy")
     unused = [name for name, value in zip(names, given, strict=True) if value is not None]
     if unused and running.place.world_rank == 0:
-        logger.warning("core.init(%s=...) is not used: the run that this is part of has its own.", "=..., ".join(unused))
+        logger.warning(
+            "core.init(%s=...) is not used: the run that this is part of has its own.", "=..., ".join(unused)
+        )
 
 
-def _strategy(
-    strategy: CheckpointStrategy | None, storage: str | os.PathLike[str] | None
-) -> CheckpointStrategy:
+def _strategy(strategy: CheckpointStrategy | None, storage: str | os.PathLike[str] | None) -> CheckpointStrategy:
     if storage is None:
         return strategy_of(strategy)
     if strategy is not None and strategy.storage_path is not None:
         raise ArgumentError(
-            "core.init(checkpoint_storage=..., checkpoint_strategy=...): both say where checkpoints go. Give one of them."
+            "core.init(checkpoint_storage=..., checkpoint_strategy=...): both say where checkpoints go. Give one."
         )
     return replace(strategy_of(strategy), storage_path=os.fspath(storage))

@@ -192,7 +192,7 @@ class DistributedContext:
     def channel(self) -> Any:
         """The connection, made at the first call: all ranks have to come."""
         if self._is_closed:
-            raise TrainerStateError("This DistributedContext is closed: core.init(distributed=...) closes it at its end.")
+            raise TrainerStateError("This DistributedContext is closed, as core.init(distributed=...) does at its end.")
         if self._channel is None:
             self._channel = connect(self.place, self._meeting, self.timeout_s)
         return self._channel

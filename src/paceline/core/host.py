@@ -1,9 +1,10 @@
 """A run without a driver, on rank 0: what the sessions of all ranks send goes to the recorder, in this process.
 
     rank 0             its own thread hands over what it sends; an error of a callback is raised there
-    the other ranks    the hub's thread does it for them; what goes wrong then is raised in all of them at their next call
+    the other ranks    the hub's thread does it for them; what goes wrong then is raised in all, at their next call
 
-It decides nothing but when ranks stop, and that a run of which a rank is lost has failed: nobody here could start it anew.
+It decides nothing but when ranks stop, and that a run of which a rank is lost has failed: nobody here could start it
+anew.
 """
 
 import threading
@@ -89,7 +90,11 @@ class Host:
         with self._turn:
             if error is None:
                 self.facts.values[rank] = None
-                self.recorder.end(rank)
+                try:
+                    self.recorder.end(rank)
+                except BaseException as problem:  # of a callback, that hears of the last steps
+                    self.fail(problem)
+                    raise
                 self._look_around()
             else:
                 self.facts.raised.append(raised(rank, error))

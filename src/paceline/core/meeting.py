@@ -1,8 +1,8 @@
 """How ranks that somebody else has started find each other: rank 0 listens, and tells the others where.
 
-    torch      through the store of its process group, or the one that the launcher has made
-    horovod    through a broadcast of its own
-    explicit   at the address and port that all ranks were given
+torch      through the store of its process group, or the one that the launcher has made
+horovod    through a broadcast of its own
+explicit   at the address and port that all ranks were given
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from paceline.errors import ArgumentError, TrainerStateError
+from paceline.errors import ArgumentError, TrainerStateError, WorkerStartError
 from paceline.workers.base import Place
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.core.link import Link
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
+_RETRY_S = 0.05
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -41,7 +46,10 @@ class Meeting(Protocol):
         """On rank 0: it listens there."""
 
     def find(self, place: Place, timeout_s: float) -> Address:
-        """On the others. TimeoutError if rank 0 has not told in time."""
+        """On the others, again if nobody is there. TimeoutError if rank 0 has not told in time."""
+
+    def forget(self) -> None:
+        """On rank 0: all have come, or will not."""
 
 
 def connect(place: Place, meeting: Meeting, timeout_s: float) -> Hub | Link:
@@ -50,29 +58,59 @@ def connect(place: Place, meeting: Meeting, timeout_s: float) -> Hub | Link:
     from paceline.core.link import Link
 
     if place.world_rank:
-        return Link(meeting.find(place, timeout_s), place, timeout_s)
-    hub = Hub(meeting.wanted(place), place.world_size, timeout_s)
+        return Link(lambda left_s: meeting.find(place, left_s), place, timeout_s)
+    hub = Hub(meeting.wanted(place), place, timeout_s)
     try:
         meeting.tell(hub.address, timeout_s)
         hub.wait_for_all()
-    except BaseException:
+    except BaseException as error:
+        hub.finish(WorkerStartError(f"Rank 0 has given up: {error}"))
         hub.close()
         raise
+    finally:
+        meeting.forget()
     return hub
 
 
 class ExplicitMeeting:
-    """At a port that all ranks know. What they send is unpickled, which runs code: off this machine they have to know a
-    common secret, too."""
+    """At a port that all ranks know. What they send is unpickled, which runs code: so they have to know a common
+    secret, too. On one machine that is in a file which only this user can read."""
 
     def __init__(self, chief_ip: str | None, chief_port: int | None):
         self._chief_ip, self._chief_port = chief_ip, chief_port
 
     def wanted(self, place: Place) -> Address:
+        host, port, token = self._told()
+        return Address(host, port, token or secrets.token_hex(16))
+
+    def tell(self, address: Address, timeout_s: float) -> None:
+        if not self._told().token:
+            path = _secret_path(address.port)
+            path.unlink(missing_ok=True)  # of a run that was killed
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+                file.write(address.token)
+
+    def find(self, place: Place, timeout_s: float) -> Address:
+        host, port, token = self._told()
+        deadline = time.monotonic() + timeout_s
+        while not token:
+            with suppress(OSError), open(_secret_path(port)) as file:
+                token = file.read() if os.fstat(file.fileno()).st_uid == os.getuid() else ""
+            if not token:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"Rank 0 does not listen at {host}, port {port}, after {timeout_s:g} s.")
+                time.sleep(_RETRY_S)
+        return Address(host, port, token)
+
+    def forget(self) -> None:
+        if self._chief_port is not None and not self._told().token:
+            _secret_path(self._chief_port).unlink(missing_ok=True)
+
+    def _told(self) -> Address:
         if self._chief_port is None:
             raise ArgumentError(
-                "DistributedContext(...) of several ranks needs chief_port, a free port of rank 0's machine, the same on "
-                "all ranks; or make it with from_torch_distributed() or from_horovod(hvd)."
+                "DistributedContext(...) of several ranks needs chief_port, a free port of rank 0's machine, the same "
+                "on all ranks; or make it with from_torch_distributed() or from_horovod(hvd)."
             )
         host = self._chief_ip or "127.0.0.1"
         token = os.environ.get(TOKEN_VARIABLE, "")
@@ -83,11 +121,9 @@ class ExplicitMeeting:
             )
         return Address(host, self._chief_port, token)
 
-    def tell(self, address: Address, timeout_s: float) -> None:
-        pass
 
-    def find(self, place: Place, timeout_s: float) -> Address:
-        return self.wanted(place)
+def _secret_path(port: int) -> Path:
+    return Path(tempfile.gettempdir(), f"paceline-{os.getuid()}-{port}.secret")
 
 
 class TorchMeeting:
@@ -95,6 +131,7 @@ class TorchMeeting:
 
     def __init__(self, chief_ip: str | None):
         self._chief_ip = chief_ip
+        self._found: Address | None = None
 
     def wanted(self, place: Place) -> Address:
         return Address(_listen_at(place, self._chief_ip), 0, secrets.token_hex(16))
@@ -102,13 +139,18 @@ class TorchMeeting:
     def tell(self, address: Address, timeout_s: float) -> None:
         from paceline.core.torch_store import meeting_store
 
-        meeting_store(timeout_s).put(" ".join(map(str, address)))
+        meeting_store(0, timeout_s).put(" ".join(map(str, address)))
 
     def find(self, place: Place, timeout_s: float) -> Address:
         from paceline.core.torch_store import meeting_store
 
-        host, port, token = meeting_store(timeout_s).get().split(" ")
-        return Address(host, int(port), token)
+        if self._found is None:
+            host, port, token = meeting_store(place.world_rank, timeout_s).get().split(" ")
+            self._found = Address(host, int(port), token)
+        return self._found
+
+    def forget(self) -> None:
+        pass
 
 
 class HorovodMeeting:
@@ -116,6 +158,7 @@ class HorovodMeeting:
 
     def __init__(self, hvd: Any, chief_ip: str | None):
         self._hvd, self._chief_ip = hvd, chief_ip
+        self._found: Address | None = None
 
     def wanted(self, place: Place) -> Address:
         return Address(_listen_at(place, self._chief_ip), 0, secrets.token_hex(16))
@@ -124,7 +167,12 @@ class HorovodMeeting:
         self._hvd.broadcast_object(tuple(address), root_rank=0, name="paceline")
 
     def find(self, place: Place, timeout_s: float) -> Address:
-        return Address(*self._hvd.broadcast_object(None, root_rank=0, name="paceline"))
+        if self._found is None:
+            self._found = Address(*self._hvd.broadcast_object(None, root_rank=0, name="paceline"))
+        return self._found
+
+    def forget(self) -> None:
+        pass
 
 
 class Unmet:
@@ -138,6 +186,9 @@ class Unmet:
 
     def find(self, place: Place, timeout_s: float) -> Address:
         raise TrainerStateError("This process is alone: there is no other rank 0.")
+
+    def forget(self) -> None:
+        pass
 
 
 def _listen_at(place: Place, chief_ip: str | None) -> str:

@@ -44,8 +44,8 @@ def record_run(
     ...     train(0.1)
 
     Under a launcher such as torchrun, every rank enters it, and waits until all have come. Rank 0 records, with its own
-    arguments, what all of them report and save. Such a run is continued by giving its checkpoint to the next one, not by
-    `Trainer.resume`. `core.init` is the same with more around it.
+    arguments, what all of them report and save. Such a run is continued by giving its checkpoint to the next one, not
+    by `Trainer.resume`. `core.init` is the same with more around it.
     """
     if current() is not None:
         raise TrainerStateError("record_run() cannot begin here: this code is being recorded already.")
@@ -154,9 +154,7 @@ def _joined(distributed: DistributedContext) -> Iterator[Session]:
 
 
 @contextmanager
-def _in_session(
-    wire: Wire, task: Task, signals: Signals, request_stop: Callable[[], None]
-) -> Iterator[Session]:
+def _in_session(wire: Wire, task: Task, signals: Signals, request_stop: Callable[[], None]) -> Iterator[Session]:
     """A script that looks at `should_stop` is asked to leave, by the first signal. Another is ended, as it would be
     without us: nobody would tell it."""
     with open_session(wire, task) as session:
@@ -186,7 +184,9 @@ def _cause(caught: BaseException, host: Host) -> BaseException:
 
 
 def _told(cause: BaseException) -> PacelineError:
-    return cause if isinstance(cause, PacelineError) else WorkerError(f"The run has ended on rank 0: {described(cause)}")
+    return (
+        cause if isinstance(cause, PacelineError) else WorkerError(f"The run has ended on rank 0: {described(cause)}")
+    )
 
 
 def _leave(signals: Signals) -> None:

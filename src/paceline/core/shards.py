@@ -21,15 +21,15 @@ def owners_of(listings: Sequence[Listing]) -> dict[str, int]:
             if listings[owner][name] != digest:
                 differing = [other for other, files in enumerate(listings) if name in files]
                 raise CheckpointError(
-                    f"The file {name!r} of {rank_names(differing)} differs from one to another, and a checkpoint has it "
-                    "once. Put the rank into its name, or give it on one rank alone."
+                    f"The file {name!r} of {rank_names(differing)} differs from one to another, and a checkpoint has "
+                    "it once. Put the rank into its name, or give it on one rank alone."
                 )
     for name, rank in owners.items():
         for folder in map(str, PurePosixPath(name).parents):
             if folder in owners:
                 raise CheckpointError(
-                    f"{folder!r} is a file on rank {owners[folder]} and a folder on rank {rank}, which has {name!r}: give "
-                    "one of them another name."
+                    f"{folder!r} is a file on rank {owners[folder]} and a folder on rank {rank}, which has {name!r}: "
+                    "give one of them another name."
                 )
     return owners
 

@@ -1,6 +1,5 @@
 """What torch.distributed knows of the ranks: where this one stands, and a store in which they find notes of others."""
 
-import itertools
 import os
 import socket
 from datetime import timedelta
@@ -8,10 +7,6 @@ from typing import Any
 
 from paceline.errors import ArgumentError, MissingDependencyError, TrainerStateError
 from paceline.workers.base import Place, place_from_environ
-
-_numbers = itertools.count()
-"""Of meetings in this process. All ranks meet equally often, and so the n-th of each are one; a note of an earlier one
-may still be in the store."""
 
 
 def group_place() -> Place | None:
@@ -30,9 +25,9 @@ def group_place() -> Place | None:
 class MeetingStore:
     """One note of rank 0's."""
 
-    def __init__(self, store: Any, timeout_s: float):
+    def __init__(self, store: Any, rank: int, timeout_s: float):
         self._store, self._timeout_s = store, timeout_s
-        self._key = f"paceline/meeting/{next(_numbers)}"
+        self._key = f"paceline/meeting/{_visit(store, rank)}"
 
     def put(self, text: str) -> None:
         self._store.set(self._key, text)
@@ -42,21 +37,23 @@ class MeetingStore:
             self._store.wait([self._key], timedelta(seconds=self._timeout_s))
         except RuntimeError as error:  # DistStoreError, or a plain one
             raise TimeoutError(
-                f"Rank 0 has not come to where all ranks meet within {self._timeout_s:g} s ({error}). All ranks have to "
-                "call core.init(), or record_run(), equally often."
+                f"Rank 0 has not come to where all ranks meet within {self._timeout_s:g} s ({error}). All ranks have "
+                "to call core.init(), or record_run(), equally often."
             ) from error
         text: str = self._store.get(self._key).decode()
         return text
 
 
-def meeting_store(timeout_s: float) -> MeetingStore:
+def meeting_store(rank: int, timeout_s: float) -> MeetingStore:
     try:
         import torch.distributed as dist
     except ImportError as error:
-        raise MissingDependencyError("torch", "torch", "A run of several processes that find each other by it") from error
+        raise MissingDependencyError(
+            "torch", "torch", "A run of several processes that find each other by it"
+        ) from error
     if dist.is_initialized():
-        return MeetingStore(dist.distributed_c10d._get_default_store(), timeout_s)
-    return MeetingStore(_launchers_store(timeout_s), timeout_s)
+        return MeetingStore(dist.distributed_c10d._get_default_store(), rank, timeout_s)
+    return MeetingStore(_launchers_store(timeout_s), rank, timeout_s)
 
 
 def _launchers_store(timeout_s: float) -> Any:
@@ -67,15 +64,17 @@ def _launchers_store(timeout_s: float) -> Any:
     place = place_from_environ(os.environ)
     if place is None or missing:
         raise ArgumentError(
-            f"The ranks cannot find each other: {' and '.join(missing or ['RANK', 'WORLD_SIZE'])} not set, and there is "
-            "no process group. Start the script with torchrun, call torch.distributed.init_process_group(...) before, or "
-            "give core.init(distributed=core.DistributedContext(...)). For a single process, unset RANK and WORLD_SIZE."
+            f"The ranks cannot find each other: {' and '.join(missing or ['RANK', 'WORLD_SIZE'])} not set, and there "
+            "is no process group. Start the script with torchrun, or call torch.distributed.init_process_group(...) "
+            "before, or give core.init(distributed=core.DistributedContext(...)). For a single process, unset RANK and "
+            "WORLD_SIZE."
         )
     global _launched
     if _launched is None:
         # RANK may be srun's, under another name
         arguments: dict[str, Any] = {"rank": place.world_rank, "world_size": place.world_size}
-        _launched, _, _ = next(dist.rendezvous("env://", **arguments, timeout=timedelta(seconds=timeout_s)))
+        rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
+        _launched, _, _ = next(rendezvous("env://", **arguments, timeout=timedelta(seconds=timeout_s)))
     return _launched
 
 
@@ -83,11 +82,18 @@ _launched: Any = None
 """Kept until the process ends: rank 0's is the one that all others are connected to."""
 
 
+def _visit(store: Any, rank: int) -> int:
+    """How often this rank has come here. All ranks come equally often, and so the n-th visits of all are one meeting: a
+    note of an earlier one may still be there. Counted in the store: a rank may be a new process, in a new group."""
+    return int(store.add(f"paceline/visits/{rank}", 1))
+
+
 def _place_by_host(rank: int, size: int) -> Place:
     """In a group whose launcher has not told which ranks share a machine."""
     import torch.distributed as dist
 
-    store: Any = dist.PrefixStore(f"paceline/hosts/{next(_numbers)}", dist.distributed_c10d._get_default_store())
+    store: Any = dist.distributed_c10d._get_default_store()
+    store = dist.PrefixStore(f"paceline/hosts/{_visit(store, rank)}", store)  # type: ignore[attr-defined]
     store.set(str(rank), socket.gethostname())
     try:
         hosts = [store.get(str(other)).decode() for other in range(size)]

@@ -4,6 +4,7 @@
                  `on_step`. It carries its number, as the session stamps it
     rows         what its shards have handed out, with a report or before a save; goes to the run folder as it is
     part         one rank's share of a checkpoint; with the last of them, and the steps before it, it is committed
+    progress     how much is done, from 0 to 1, for who shows it
     note         a line of events.jsonl
 
 Whoever feeds it decides what is tried and when it ends; here nothing is decided. It knows no workers: a controller
@@ -150,6 +151,8 @@ class Recorder:
                 self._ledger.fail(rank, id, reason)
                 self.saved.discard(self._ledger.take_lost())
                 self.folder.record_event("save_failed", id=id, rank=rank, reason=reason)
+            case "progress":
+                self.callbacks.show_progress(value)
             case "note":
                 name, fields = value
                 self.folder.record_event(name, rank=rank, **fields)
