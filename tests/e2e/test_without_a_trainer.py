@@ -137,9 +137,8 @@ def test_torchrun_script_leaves_the_run_of_all_its_ranks(tmp_path):
     assert everybody[0][-1] != everybody[1][-1], "each rank has its own random numbers"
     assert (load_run(before).status.state, len(load_run(before).metrics)) == ("SUCCEEDED", 2)
     run = load_run(run_dir)
-    first = run.metrics[run.metrics["rank"] == 0] if "rank" in run.metrics else run.metrics
     assert set(run.metrics["seen"]) == {"[0.0, 2.0, 4.0, 6.0]", "[1.0, 3.0, 5.0, 7.0]"}, "of both ranks"
-    assert first["workers"].tolist()[:2] == [2, 2]
+    assert set(run.metrics["workers"]) == {2}
     assert len(run.checkpoints) == 3
     assert run.checkpoints[-1].ranks == (0, 1)
 
@@ -167,6 +166,6 @@ def test_torchrun_names_the_rank_that_was_killed(tmp_path):
         train="",
     )
     assert done.returncode == 1
-    [run] = paceline.list_runs()
-    assert run.status.state == "FAILED"
-    assert run.status.reason.startswith("WorkersLostError: Rank 1 is gone")
+    status = load_run("killed").status
+    assert status.state == "FAILED"
+    assert status.reason.startswith("WorkersLostError: Rank 1 is gone")

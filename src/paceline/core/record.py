@@ -3,10 +3,10 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.arguments import request_of
 from paceline.backends.base import BackendConfig
@@ -23,6 +23,9 @@ from paceline.runs import RunFolder, claim_root, resolve_logdir
 from paceline.session import Session, Task, current, open_session
 from paceline.workers.base import Raised, Wire
 from paceline.workers.outcome import describe_error
+
+if TYPE_CHECKING:
+    from paceline.core.link import Link
 
 _LAUNCHERS_S = 1.0
 """A launcher passes a signal on that its processes have had from the terminal: then it comes twice."""
@@ -109,7 +112,7 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
         task = Task(recorder.request, start, _backend(), landmarks, is_worker=False, run_dir=run_dir)
         if hub is not None:
             hub.begin(host, Task(recorder.request.for_workers(), start, _backend(), landmarks, None, False, run_dir))
-        with _in_session(HostWire(distributed.place, host), task, signals, host.request_stop) as session:
+        with _in_session(HostWire(distributed.place, host), task, signals, host) as session:
             yield session
             if host.error is not None:
                 raise host.error
@@ -139,7 +142,7 @@ def _joined(distributed: DistributedContext) -> Iterator[Session]:
     task = link.await_begin()
     signals = Signals(settle_s=_LAUNCHERS_S)
     try:
-        with _in_session(link.wire, task, signals, link.request_stop) as session:
+        with _in_session(link.wire, task, signals, link) as session:
             yield session
             session.close()
         link.end(None)
@@ -154,7 +157,7 @@ def _joined(distributed: DistributedContext) -> Iterator[Session]:
 
 
 @contextmanager
-def _in_session(wire: Wire, task: Task, signals: Signals, request_stop: Callable[[], None]) -> Iterator[Session]:
+def _in_session(wire: Wire, task: Task, signals: Signals, ear: "Host | Link") -> Iterator[Session]:
     """A script that looks at `should_stop` is asked to leave, by the first signal. Another is ended, as it would be
     without us: nobody would tell it."""
     with open_session(wire, task) as session:
@@ -162,7 +165,8 @@ def _in_session(wire: Wire, task: Task, signals: Signals, request_stop: Callable
         def heed() -> None:  # in the signal handler
             if not session.has_looked:
                 signals.check(1)
-            threading.Thread(target=request_stop, name="paceline-signal", daemon=True).start()
+            ear.stopping = True
+            threading.Thread(target=ear.request_stop, name="paceline-signal", daemon=True).start()
 
         signals.on_wish = heed
         signals.watch()
