@@ -43,10 +43,10 @@ def everything(context):
         twice = str(error)
     paceline.save_checkpoint(step=2, per_rank={"mine": rank})
     mine = paceline.load_checkpoint().per_rank["mine"]
-    return {"twice": twice, "mine": mine, "files": files(context), **refusals(context)}
+    return {"twice": twice, "mine": mine, "files": files(context, Path()), "refused": refusals(context, Path())}
 
 
-def files(context):
+def files(context, folder):
     """A sharded checkpoint, there and back."""
     rank = context.distributed.rank
     metadata = {"steps_completed": 2, "ranks": {str(rank): rank}}
@@ -56,7 +56,7 @@ def files(context):
         (path / "deep" / f"{rank}.txt").write_text(str(rank))
     with context.checkpoint.restore_path(id) as there:
         found = {str(one.relative_to(there)): one.read_text() for one in there.rglob("*.txt")}
-    copy = Path(f"copy_{rank}")
+    copy = folder / f"copy_{rank}"
     context.checkpoint.download(id, copy, selector=lambda name: name == "deep/1.txt")
     context.distributed.allgather(None)
     second = context.checkpoint.upload(copy if rank else None, shard=True)
@@ -71,9 +71,10 @@ def files(context):
     return [id, found, context.checkpoint.get_metadata(id), selected, second]
 
 
-def refusals(context):
+def refusals(context, folder):
+    """What is said of checkpoints that cannot be."""
     rank, checkpoint = context.distributed.rank, context.checkpoint
-    mine = Path(f"refused_{rank}")
+    mine = folder / f"refused_{rank}"
     mine.mkdir()
     (mine / "weights").write_text(f"of rank {rank}")
     refused = {}
@@ -88,16 +89,16 @@ def refusals(context):
             act()
         except PacelineError as error:
             refused[name] = f"{type(error).__name__}: {error}"
-    return {"refused": refused}
+    return refused
 
 
-def chief_alone(context):
+def chief_alone(context, folder=Path()):
     """As scripts do it that report and save on rank 0 only."""
     if context.distributed.is_chief:
-        Path("weights").mkdir()
-        Path("weights/w.txt").write_text("w")
+        (folder / "weights").mkdir()
+        (folder / "weights" / "w.txt").write_text("w")
         context.train.report_training_metrics(1, {"loss": 1})
-        id = context.checkpoint.upload("weights", {"steps_completed": 1})
+        id = context.checkpoint.upload(folder / "weights", {"steps_completed": 1})
     else:
         id = None
     id = context.distributed.broadcast(id)

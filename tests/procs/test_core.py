@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from core_ranks import chief_alone, files, refusals
 
 import paceline
+from paceline import core
 
 PROGRAM = Path(__file__).with_name("core_ranks.py")
 
@@ -69,24 +71,56 @@ def test_all_ranks_are_in_the_run_folder(run_ranks, tmp_path):
     first = paceline.read_checkpoint(run.checkpoints[0].path)
     assert (first["step"], first.all_ranks) == (2, [{"mine": 0}, {"mine": 1}])
 
+    for rank, one in enumerate(told):
+        check_files(rank, one["files"], "checkpoint_000002", "checkpoint_000003")
+        check_refusals(one["refused"])
+    assert [info.id for info in run.checkpoints] == [1, 2], "the third one was deleted"
 
-def test_sharded_checkpoint_has_the_files_of_all_ranks(run_ranks, tmp_path):
-    ended = run_ranks("everything")
-    assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
-    for rank, one in enumerate(ended):
-        id, found, metadata, selected, second = one.told[-1]["files"]
-        assert id == "checkpoint_000002"
-        assert found == {"same.txt": "same", "deep/0.txt": "0", "deep/1.txt": "1"}
-        assert metadata == {"steps_completed": 2, "ranks": {"0": 0, "1": 1}}
-        assert selected == ["deep/1.txt"]
-        assert second == "checkpoint_000003" + (" deleted" if rank else "")
-        refused = one.told[-1]["refused"]
-        assert "'weights' of ranks 0, 1 differs" in refused["differs"]
-        assert "metadata 'a.b' is 1 on rank 1 and 0" in refused["metadata"]
-        assert "nowhere" in refused["missing"]
-        assert "no id of a checkpoint" in refused["outside"]
-        assert ("on all ranks" in refused["alone"]) or ("rank 1" in refused["alone"])
-    assert [info.id for info in the_run(tmp_path).checkpoints] == [1, 2]
+
+def check_files(rank, told, expected_id, expected_second):
+    id, found, metadata, selected, second = told
+    assert id == expected_id
+    assert found == {"same.txt": "same", "deep/0.txt": "0", "deep/1.txt": "1"}
+    assert metadata == {"steps_completed": 2, "ranks": {"0": 0, "1": 1}}
+    assert selected == ["deep/1.txt"]
+    assert second == expected_second + (" deleted" if rank else "")
+
+
+def check_refusals(refused):
+    assert "'weights' of ranks 0, 1 differs" in refused["differs"]
+    assert "metadata 'a.b' is 1 on rank 1 and 0" in refused["metadata"]
+    assert "nowhere" in refused["missing"]
+    assert "no id of a checkpoint" in refused["outside"]
+    assert "on all ranks" in refused["alone"]
+
+
+def train_with_core(config):
+    with core.init(logdir="not used") as context:
+        context.train.report_training_metrics(1, {"loss": context.distributed.rank})
+        folder = Path(config["dir"])
+        return str(context.run_dir), files(context, folder), refusals(context, folder)
+
+
+def test_workers_of_a_trainer_use_its_run(warm, tmp_path):
+    told = warm.run(train_with_core, {"dir": str(tmp_path)})
+    run = paceline.load_run(warm.latest_run_dir)
+    for rank, (run_dir, found, refused) in enumerate(told):
+        assert run_dir == str(run.path)
+        check_files(rank, found, "checkpoint_000001", "checkpoint_000002")
+        check_refusals(refused)
+    assert [info.id for info in run.checkpoints] == [1]
+    assert run.metrics["loss"].tolist() == [0, 1]
+
+
+def test_chief_of_a_trainer_s_workers_saves_alone(warm, tmp_path):
+    told = warm.run(train_chief_alone, {"dir": str(tmp_path)})
+    assert told == [{"found": "w", "metadata": {"steps_completed": 1}}] * 2
+    assert len(paceline.load_run(warm.latest_run_dir).checkpoints) == 1
+
+
+def train_chief_alone(config):
+    with core.init() as context:
+        return chief_alone(context, Path(config["dir"]))
 
 
 def test_chief_alone_reports_and_saves(run_ranks, tmp_path):
