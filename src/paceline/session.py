@@ -161,6 +161,20 @@ class Session:
         self.saver.wait(id, timeout_s)
         return self.saver.name_of(id)
 
+    @property
+    def address(self) -> str:
+        """Where the other ranks can reach this one."""
+        return self._wire.address
+
+    def put(self, name: str, text: str) -> None:
+        """Leave a note for the other ranks of this attempt."""
+        self._wire.ask("put", (name, text))
+
+    def get(self, name: str, timeout_s: float) -> str:
+        """Wait for a note of that name. TimeoutError if there is none in time."""
+        text: str = self._wire.ask("get", name, timeout_s)
+        return text
+
     def delete_checkpoint(self, id: int) -> None:
         self._wire.ask("delete", id)
 

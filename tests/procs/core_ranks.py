@@ -102,6 +102,8 @@ def chief_alone(context, folder=Path()):
     else:
         id = None
     id = context.distributed.broadcast(id)
+    with core.init() as again:  # in a run that is there
+        assert again.distributed.allgather(again.distributed.rank) == list(range(again.distributed.size))
     with context.checkpoint.restore_path(id) as path:
         return {"found": (path / "w.txt").read_text(), "metadata": context.checkpoint.get_metadata(id)}
 

@@ -318,6 +318,9 @@ class Controller:
                 attempt.grant_turns(self._listened())
             case "storage" | "delete":
                 attempt.group.answer(question, self.recorder.answer(question.topic, question.value))
+            case "put" | "get":
+                for answered, value in attempt.notes.take(question):
+                    attempt.group.answer(answered, value)
             case "stop":
                 attempt.stops.take(question.rank, question, self._clock())
                 self._answer_stops(attempt)

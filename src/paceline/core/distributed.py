@@ -8,7 +8,7 @@ import threading
 from typing import Any, Protocol
 
 from paceline import session
-from paceline.core.meeting import ExplicitMeeting, HorovodMeeting, Meeting, TorchMeeting, Unmet, connect
+from paceline.core.meeting import ExplicitMeeting, HorovodMeeting, Meeting, SessionMeeting, TorchMeeting, connect
 from paceline.errors import ArgumentError, TrainerStateError
 from paceline.workers import parcel
 from paceline.workers.base import Place, place_from_environ
@@ -69,7 +69,7 @@ class DistributedContext:
         """As the launcher says that has started this process: torchrun, srun, or whatever sets RANK and WORLD_SIZE.
         Without one, a single process."""
         place = place_from_environ(os.environ) or Place()
-        return cls._at(place, TorchMeeting(chief_ip) if place.world_size > 1 else Unmet(), chief_ip, timeout_s)
+        return cls._at(place, TorchMeeting(chief_ip), chief_ip, timeout_s)
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None, *, timeout_s: float = TIMEOUT_S) -> DistributedContext:
@@ -100,9 +100,11 @@ class DistributedContext:
     @classmethod
     def here(cls, timeout_s: float = TIMEOUT_S) -> DistributedContext:
         """Whatever this process is: a Trainer's worker, one of a launcher's, of a process group, or alone."""
-        if session.current() is not None or session.in_worker():
-            place = session.place()
-            return cls._at(place, TorchMeeting(None) if place.world_size > 1 else Unmet(), None, timeout_s)
+        running = session.current()
+        if running is not None:
+            return cls._at(running.place, SessionMeeting(running), None, timeout_s)
+        if session.in_worker():
+            return cls._at(session.place(), TorchMeeting(None), None, timeout_s)
         if place_from_environ(os.environ) is None and "torch.distributed" in sys.modules:
             from paceline.core.torch_store import group_place
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from paceline.control.attempt import SETTLE_SUSPECT_S, Facts, StopAgreement
+from paceline.control.notes import TOPICS, Notes
 from paceline.errors import PacelineError, ReportMismatchError, SaveMismatchError, WorkerError, WorkersLostError
 from paceline.recording.gather import Mismatch
 from paceline.recording.recorder import Recorder
@@ -51,7 +52,7 @@ class Host:
         self._turn = threading.RLock()
         self._news = threading.Condition(self._turn)
         self._searches: list[Asked] = []
-        self._stops = StopAgreement(STOP_PATIENCE_S)
+        self._stops, self._notes = StopAgreement(STOP_PATIENCE_S), Notes()
 
     def take(self, rank: int, kind: str, value: Any) -> None:
         """What a rank's session has sent. Raises what a callback raises; then the run has failed."""
@@ -71,6 +72,9 @@ class Host:
             if question.topic == "stop":
                 self._stops.take(question.rank, question, self._clock())
                 self._settle_stops()
+            elif question.topic in TOPICS:
+                for answered, value in self._notes.take(question):
+                    self._answer(answered, value)
             elif question.topic == "checkpoint":
                 self._searches.append(question)
                 self._answer_searches()
@@ -185,9 +189,8 @@ class Host:
 class HostWire:
     """Rank 0's end of no connection, see `Wire`: what its session sends is recorded before `send` returns."""
 
-    def __init__(self, place: Place, host: Host):
-        self.place, self._host = place, host
-        self.address = "127.0.0.1"
+    def __init__(self, place: Place, host: Host, address: str = "127.0.0.1"):
+        self.place, self._host, self.address = place, host, address
         self.shared: dict[str, Any] = {}
         self.leaving = ExitStack()
 

@@ -1,5 +1,6 @@
 """How ranks that somebody else has started find each other: rank 0 listens, and tells the others where.
 
+session    through whoever records them, in a run that is there
 torch      through the store of its process group, or the one that the launcher has made
 horovod    through a broadcast of its own
 explicit   at the address and port that all ranks were given
@@ -16,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from paceline.errors import ArgumentError, TrainerStateError, WorkerStartError
+from paceline.errors import ArgumentError, WorkerStartError
+from paceline.session import Session
 from paceline.workers.base import Place
 
 if TYPE_CHECKING:
@@ -126,6 +128,28 @@ def _secret_path(port: int) -> Path:
     return Path(tempfile.gettempdir(), f"paceline-{os.getuid()}-{port}.secret")
 
 
+class SessionMeeting:
+    """In a run: through who listens to all its ranks."""
+
+    def __init__(self, running: Session):
+        self._session = running
+        number = running.extras["num_meetings"] = running.extras.get("num_meetings", 0) + 1
+        self._name = f"meeting {number}"  # all ranks meet equally often
+
+    def wanted(self, place: Place) -> Address:
+        is_one_machine = place.local_world_size >= place.world_size
+        return Address("127.0.0.1" if is_one_machine else self._session.address, 0, secrets.token_hex(16))
+
+    def tell(self, address: Address, timeout_s: float) -> None:
+        self._session.put(self._name, _text(address))
+
+    def find(self, place: Place, timeout_s: float) -> Address:
+        return _address(self._session.get(self._name, timeout_s))
+
+    def forget(self) -> None:
+        pass
+
+
 class TorchMeeting:
     """Through torch's store. With a secret that only those know who are in it."""
 
@@ -139,14 +163,13 @@ class TorchMeeting:
     def tell(self, address: Address, timeout_s: float) -> None:
         from paceline.core.torch_store import meeting_store
 
-        meeting_store(0, timeout_s).put(" ".join(map(str, address)))
+        meeting_store(0, timeout_s).put(_text(address))
 
     def find(self, place: Place, timeout_s: float) -> Address:
         from paceline.core.torch_store import meeting_store
 
         if self._found is None:
-            host, port, token = meeting_store(place.world_rank, timeout_s).get().split(" ")
-            self._found = Address(host, int(port), token)
+            self._found = _address(meeting_store(place.world_rank, timeout_s).get())
         return self._found
 
     def forget(self) -> None:
@@ -175,20 +198,13 @@ class HorovodMeeting:
         pass
 
 
-class Unmet:
-    """Of a single process, which has nobody to find."""
+def _text(address: Address) -> str:
+    return " ".join(map(str, address))
 
-    def wanted(self, place: Place) -> Address:
-        raise TrainerStateError("This process is alone: there are no other ranks to connect to.")
 
-    def tell(self, address: Address, timeout_s: float) -> None:
-        raise TrainerStateError("This process is alone: there is nobody to tell.")
-
-    def find(self, place: Place, timeout_s: float) -> Address:
-        raise TrainerStateError("This process is alone: there is no other rank 0.")
-
-    def forget(self) -> None:
-        pass
+def _address(text: str) -> Address:
+    host, port, token = text.split(" ")
+    return Address(host, int(port), token)
 
 
 def _listen_at(place: Place, chief_ip: str | None) -> str:

@@ -112,7 +112,8 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
         task = Task(recorder.request, start, _backend(), landmarks, is_worker=False, run_dir=run_dir)
         if hub is not None:
             hub.begin(host, Task(recorder.request.for_workers(), start, _backend(), landmarks, None, False, run_dir))
-        with _in_session(HostWire(distributed.place, host), task, signals, host) as session:
+        wire = HostWire(distributed.place, host, hub.address.host if hub is not None else "127.0.0.1")
+        with _in_session(wire, task, signals, host) as session:
             yield session
             if host.error is not None:
                 raise host.error
