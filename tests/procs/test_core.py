@@ -134,7 +134,7 @@ def test_chief_alone_reports_and_saves(run_ranks, tmp_path):
 
 def test_sigterm_of_one_rank_stops_all_at_one_step(run_ranks, tmp_path):
     ended = run_ranks("stops")
-    assert [one.code for one in ended] == [0, 143], [one.err for one in ended]
+    assert [one.code for one in ended] == [143, 143], [one.err for one in ended]
     [step] = {one.told[0]["stopped_at"] for one in ended}
     run = the_run(tmp_path)
     assert run.status.state == "STOPPED"
@@ -145,10 +145,23 @@ def test_rank_that_raises(run_ranks, tmp_path):
     ended = run_ranks("raises", size=3)
     assert [one.code for one in ended] == [1, 1, 1]
     assert "ValueError: no such thing" in ended[1].err
+    assert "in raise_" in ended[1].err, "its traceback is whole"
     for other in (ended[0], ended[2]):
         assert "WorkerError: Rank 1 has failed: ValueError: no such thing" in other.err
     status = the_run(tmp_path).status
     assert (status.state, status.reason) == ("FAILED", "WorkerError: Rank 1 has failed: ValueError: no such thing")
+
+
+def test_rank_that_is_terminated_before_it_looks(run_ranks, tmp_path):
+    ended = run_ranks("is_terminated")
+    assert [one.code for one in ended] == [1, 143]
+    assert "WorkerError: Rank 1 was ended: Terminated" in ended[0].err
+    assert the_run(tmp_path).status.state == "STOPPED"
+
+
+def test_ranks_that_exit_with_success(run_ranks, tmp_path):
+    assert [one.code for one in run_ranks("exits")] == [0, 0]
+    assert the_run(tmp_path).status.state == "SUCCEEDED"
 
 
 def test_rank_that_is_killed(run_ranks, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -262,6 +263,19 @@ def test_script_that_does_not_look_is_ended_by_the_first_signal(number, error):
     assert reached == []
     assert paceline.load_run("core").status.state == "STOPPED"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "SUCCEEDED"), (None, "SUCCEEDED"), (3, "FAILED")])
+def test_script_that_exits(code, state):
+    def train():
+        with core.init(logdir="core"):
+            paceline.save_checkpoint(a=1)
+            sys.exit(code)
+
+    with pytest.raises(SystemExit) as ended:
+        train()
+    run = paceline.load_run("core")
+    assert (ended.value.code, run.status.state, len(run.checkpoints)) == (code, state, 1)
 
 
 def test_unknown_mode_is_refused():

@@ -45,7 +45,12 @@ class Host:
         self.stopping = False
         self.error: BaseException | None = None
         """Why the run has failed, though this rank may not know it yet."""
+        self.is_ended = False
+        """Whether that is no failure: a rank was ended by a signal."""
         self.failed_at: float | None = None
+        self.wished: str | None = None
+        """What a signal, on whichever rank, was for: when the run has ended, it takes effect on all of them. One that
+        goes on by itself would wait for the others in its next collective."""
         self.questions = Questions()
         """Of rank 0, which waits for an answer like all others."""
         self._peers, self._clock = peers, clock
@@ -81,10 +86,11 @@ class Host:
             else:
                 self._answer(question, self.recorder.answer(question.topic, question.value))
 
-    def request_stop(self) -> None:
-        """Somebody wants an end: all ranks learn of it. Not for signal handlers."""
+    def request_stop(self, kind: str) -> None:
+        """Somebody wants an end, of this `Wish.kind`: all ranks learn of it. Not for signal handlers."""
         self.stopping = True
         with self._turn:
+            self.wished = self.wished or kind
             self.recorder.leave()
             for rank in range(1, self.size):
                 self._peers.post(rank, ("stop",))
@@ -103,6 +109,7 @@ class Host:
             else:
                 self.facts.raised.append(raised(rank, error))
                 how = "was ended" if is_stop else "has failed"
+                self.is_ended = is_stop and self.error is None
                 self.fail(WorkerError(f"Rank {rank} {how}: {error[0]}: {error[1]}"))
             self._news.notify_all()
 

@@ -43,7 +43,7 @@ class Listener(Protocol):
 
     def ask(self, question: Asked) -> None: ...
 
-    def request_stop(self) -> None: ...
+    def request_stop(self, kind: str) -> None: ...
 
     def end(self, rank: int, error: Error | None, is_stop: bool) -> None: ...
 
@@ -154,13 +154,13 @@ class Hub:
             for rank in self._ranks:
                 self.post(rank, ("failed", error))
 
-    def finish(self, error: PacelineError | None) -> None:
-        """The run is over: the ranks are told, as far as they listen."""
+    def finish(self, error: PacelineError | None, wished: str | None = None) -> None:
+        """The run is over, because of this error or signal: the ranks are told, as far as they listen."""
         if os.getpid() != self._owner_pid:
             return
         with self._news:
             for rank in self._ranks:
-                self.post(rank, ("over", error))
+                self.post(rank, ("over", error, wished))
             self._listener = None
             self._news.wait_for(lambda: not any(peer.outbox for peer in self._connections), _LAST_WORD_S)
 
@@ -295,8 +295,8 @@ class Hub:
                     listener.take(rank, kind, value)
             case ("asked", number, topic, value):
                 listener.ask(Asked(rank, number, topic, value))
-            case ("stopping",):
-                listener.request_stop()
+            case ("stopping", kind):
+                listener.request_stop(kind)
             case ("ended", error, is_stop):
                 peer.has_left = True
                 with contextlib.suppress(Exception):

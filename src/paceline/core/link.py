@@ -39,6 +39,8 @@ class Link:
         self.place, self._timeout_s, self._owner_pid = place, timeout_s, os.getpid()
         self.stopping = False
         self.error: PacelineError | None = None
+        self.wished: str | None = None
+        """What a signal was for that has ended the run, on whichever rank it came."""
         self.questions = Questions()
         self.wire = LinkWire(self)
         self._ready, self._begin, self._over = Future[None](), Future[bytes](), Future[None]()
@@ -82,10 +84,10 @@ class Link:
         with contextlib.suppress(OSError, PacelineError):
             self._send(("ended", error, is_stop))
 
-    def request_stop(self) -> None:
-        """Somebody wants an end: rank 0 tells all. Not for signal handlers."""
+    def request_stop(self, kind: str) -> None:
+        """Somebody wants an end, of this `Wish.kind`: rank 0 tells all. Not for signal handlers."""
         with contextlib.suppress(PacelineError):
-            self.send(("stopping",))
+            self.send(("stopping", kind))
 
     def send(self, message: tuple[Any, ...]) -> None:
         """Waits for other threads, and while the connection is full. A signal handler that has interrupted it in this
@@ -156,7 +158,8 @@ class Link:
                 _settle(self._begin, packed)
             case ("failed", error):
                 self._fail(error)
-            case ("over", error):
+            case ("over", error, wished):
+                self.wished = wished
                 _settle(self._over, error)
                 if error is not None:
                     self._fail(error)

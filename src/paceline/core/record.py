@@ -22,7 +22,7 @@ from paceline.recording.recorder import Recorder
 from paceline.runs import RunFolder, claim_root, resolve_logdir
 from paceline.session import Session, Task, current, open_session
 from paceline.workers.base import Raised, Wire
-from paceline.workers.outcome import describe_error
+from paceline.workers.outcome import message_of, text_of
 
 if TYPE_CHECKING:
     from paceline.core.link import Link
@@ -102,7 +102,7 @@ def recorded(
 @contextmanager
 def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> Iterator[Session]:
     """One attempt on rank 0."""
-    state, cause = "FAILED", None
+    state, cause, left_by = "FAILED", None, None
     host = Host(recorder, distributed.size, hub or Nobody())
     signals = Signals(settle_s=_LAUNCHERS_S if hub is not None else 0.0)
     try:
@@ -114,7 +114,10 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
             hub.begin(host, Task(recorder.request.for_workers(), start, _backend(), landmarks, None, False, run_dir))
         wire = HostWire(distributed.place, host, hub.address.host if hub is not None else "127.0.0.1")
         with _in_session(wire, task, signals, host) as session:
-            yield session
+            try:
+                yield session
+            except SystemExit as caught:
+                left_by = _if_success(caught)
             if host.error is not None:
                 raise host.error
             session.close()  # raises what comes of the last checkpoint
@@ -124,37 +127,40 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
         state = "STOPPED" if host.facts.leaving else "SUCCEEDED"
     except BaseException as caught:
         cause = _cause(caught, host)
-        is_late = host.failed_at is not None and (signals.wish is None or signals.wish.at > host.failed_at)
-        state = "FAILED" if isinstance(cause, Exception) and (isinstance(caught, Exception) or is_late) else "STOPPED"
+        state = "FAILED" if _is_failure(caught, cause, host, signals) else "STOPPED"
         raise
     finally:
         with ExitStack() as stack:
             stack.callback(signals.release)
             if hub is not None:
-                stack.callback(hub.finish, None if cause is None else _told(cause))
+                stack.callback(hub.finish, None if cause is None else _told(cause), host.wished)
             recorder.close(state, None if cause is None else described(cause), cause)
-    _leave(signals)
+    _leave(signals, host.wished, left_by)
 
 
 @contextmanager
 def _joined(distributed: DistributedContext) -> Iterator[Session]:
     """One attempt on any other rank."""
-    link = distributed.channel()
+    link, left_by = distributed.channel(), None
     task = link.await_begin()
     signals = Signals(settle_s=_LAUNCHERS_S)
     try:
         with _in_session(link.wire, task, signals, link) as session:
-            yield session
+            try:
+                yield session
+            except SystemExit as caught:
+                left_by = _if_success(caught)
             session.close()
         link.end(None)
         with signals.raising():
             link.await_over()
     except BaseException as caught:
-        link.end(describe_error(caught), is_stop=not isinstance(caught, Exception))
+        told = (type(caught).__qualname__, message_of(caught), text_of(caught), None)
+        link.end(told, is_stop=isinstance(caught, KeyboardInterrupt | Terminated))
         raise
     finally:
         signals.release()
-    _leave(signals)
+    _leave(signals, link.wished, left_by)
 
 
 @contextmanager
@@ -167,7 +173,8 @@ def _in_session(wire: Wire, task: Task, signals: Signals, ear: "Host | Link") ->
             if not session.has_looked:
                 signals.check(1)
             ear.stopping = True
-            threading.Thread(target=ear.request_stop, name="paceline-signal", daemon=True).start()
+            kind = "interrupt" if signals.wish is None else signals.wish.kind
+            threading.Thread(target=ear.request_stop, args=(kind,), name="paceline-signal", daemon=True).start()
 
         signals.on_wish = heed
         signals.watch()
@@ -188,16 +195,36 @@ def _cause(caught: BaseException, host: Host) -> BaseException:
     return cause
 
 
+def _is_failure(caught: BaseException, cause: BaseException, host: Host, signals: Signals) -> bool:
+    """Or else somebody has ended it: a signal of this rank, unless that came when the run had failed already, as it
+    does from launchers; or of another rank."""
+    if cause is host.error and host.is_ended:
+        return False
+    if not isinstance(caught, KeyboardInterrupt | Terminated):
+        return True
+    return cause is not caught and (signals.wish is None or signals.wish.at > (host.failed_at or 0.0))
+
+
+def _if_success(caught: SystemExit) -> SystemExit:
+    """`sys.exit(0)`, by which a script says that all went well: to be raised in the end. Anything else is now."""
+    if caught.code not in (None, 0):
+        raise caught
+    return caught
+
+
 def _told(cause: BaseException) -> PacelineError:
     return (
         cause if isinstance(cause, PacelineError) else WorkerError(f"The run has ended on rank 0: {described(cause)}")
     )
 
 
-def _leave(signals: Signals) -> None:
-    """What a signal asks for, once everything of the run is done."""
-    if signals.wish is not None:
-        raise Terminated if signals.wish.kind == "terminate" else KeyboardInterrupt("the run was stopped")
+def _leave(signals: Signals, wished: str | None, left_by: SystemExit | None) -> None:
+    """What a signal asks for, on whichever rank it came, or the script itself, once everything of the run is done."""
+    kind = wished if signals.wish is None else signals.wish.kind
+    if kind is not None:
+        raise Terminated if kind == "terminate" else KeyboardInterrupt("the run has ended")
+    if left_by is not None:
+        raise left_by
 
 
 def _backend() -> BackendConfig:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -45,6 +46,8 @@ class MeetingStore:
 
 
 def meeting_store(rank: int, timeout_s: float) -> MeetingStore:
+    if "torch.distributed" not in sys.modules:  # before seconds are spent on it
+        _check_told()
     try:
         import torch.distributed as dist
     except ImportError as error:
@@ -60,6 +63,17 @@ def _launchers_store(timeout_s: float) -> Any:
     """That of torchrun's agent; or one that rank 0 makes at MASTER_PORT, which a process group can share later."""
     import torch.distributed as dist
 
+    place = _check_told()
+    global _launched
+    if _launched is None:
+        # RANK may be srun's, under another name
+        arguments: dict[str, Any] = {"rank": place.world_rank, "world_size": place.world_size}
+        rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
+        _launched, _, _ = next(rendezvous("env://", **arguments, timeout=timedelta(seconds=timeout_s)))
+    return _launched
+
+
+def _check_told() -> Place:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     place = place_from_environ(os.environ)
     if place is None or missing:
@@ -69,13 +83,7 @@ def _launchers_store(timeout_s: float) -> Any:
             "before, or give core.init(distributed=core.DistributedContext(...)). For a single process, unset RANK and "
             "WORLD_SIZE."
         )
-    global _launched
-    if _launched is None:
-        # RANK may be srun's, under another name
-        arguments: dict[str, Any] = {"rank": place.world_rank, "world_size": place.world_size}
-        rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
-        _launched, _, _ = next(rendezvous("env://", **arguments, timeout=timedelta(seconds=timeout_s)))
-    return _launched
+    return place
 
 
 _launched: Any = None
