@@ -166,8 +166,12 @@ def test_ids_that_are_not_there(context, folder, tmp_path):
 def test_latest_checkpoint_is_deleted(context, folder):
     first, second = context.checkpoint.upload(folder, {"n": 1}), context.checkpoint.upload(folder, {"n": 2})
     context.checkpoint.delete(second)
-    assert context.checkpoint.get_metadata(first) == {"n": 1}
+    assert paceline.load_checkpoint() == {"n": 1}
     assert context.checkpoint.upload(folder, {"n": 3}) == "checkpoint_000003"
+    for id in (first, "checkpoint_000003"):
+        context.checkpoint.delete(id)
+    with pytest.raises(CheckpointNotFoundError, match="was deleted"):
+        paceline.load_checkpoint()
 
 
 @pytest.mark.parametrize("directory", ["nowhere", None])

@@ -8,9 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from paceline.core import DistributedContext
+from paceline.core import DistributedContext, sockets
 from paceline.core.exchange import Exchange, scopes_of
 from paceline.core.hub import Hub
+from paceline.core.link import Link
 from paceline.core.meeting import Address, ExplicitMeeting
 from paceline.errors import ArgumentError, TrainerStateError, WorkerError, WorkersLostError, WorkerStartError
 from paceline.workers.base import Place
@@ -114,6 +115,28 @@ def test_who_waits_for_a_rank_that_is_gone_is_told_so(lost):
         assert f"ank {lost}" in str(results[rank])
 
 
+def test_rank_that_was_lost_is_named_though_rank_0_has_left_since():
+    has_left = threading.Event()
+
+    def work(context):
+        context.allgather(1)
+        if context.rank == 1:
+            context.channel()._sock.shutdown(socket.SHUT_RDWR)
+            return None
+        if context.rank == 2:
+            assert has_left.wait(20)
+            return context.allgather(2)
+        try:
+            return context.allgather(2)
+        finally:
+            context.close()
+            has_left.set()
+
+    for error in everywhere(work, size=3)[::2]:
+        assert isinstance(error, WorkersLostError)
+        assert "ank 1" in str(error)
+
+
 def test_a_rank_that_does_not_come_is_named():
     done = threading.Event()
 
@@ -139,6 +162,21 @@ def test_rank_0_names_those_that_never_connect():
     try:
         with pytest.raises(WorkerStartError, match="Rank 1, 2 has not come"):
             hub.wait_for_all()
+    finally:
+        hub.close()
+
+
+def test_who_does_not_know_the_secret_is_no_rank():
+    hub = Hub(Address("127.0.0.1", 0, "secret"), Place(world_size=2, local_world_size=2), timeout_s=20)
+    try:
+        with socket.create_connection(hub.address[:2], timeout=10) as stranger:
+            nonce = stranger.recv(32)
+            stranger.sendall(sockets.hello("guessed", nonce, 1, 1, 0, 1))
+            assert stranger.recv(32) == b""
+        with pytest.raises(WorkerStartError, match="port"):
+            Link(lambda left_s: hub.address._replace(token="guessed"), Place(1, 1, 0, 2, 2), timeout_s=0.3)
+        link = Link(lambda left_s: hub.address, Place(1, 1, 0, 2, 2), timeout_s=20)
+        link.close()
     finally:
         hub.close()
 

@@ -24,7 +24,7 @@ from paceline.checkpoints import CheckpointInfo
 from paceline.checkpoints.part import Found, Part
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.landmark import Landmark
-from paceline.errors import ArgumentError, CheckpointError, CheckpointWriteError
+from paceline.errors import ArgumentError, CheckpointError
 from paceline.recording.gather import Gather, Mismatch, Report, Step
 from paceline.recording.ledger import MOST_WAITING, Cut, Ledger, SaveMismatch
 from paceline.recording.saved import Saved
@@ -249,7 +249,7 @@ class Recorder:
         self.folder.record_event("checkpoint_deleted", id=id)
         return None
 
-    def find(self, id: int, rank: int = 0) -> Found | CheckpointWriteError | None:
+    def find(self, id: int, rank: int = 0) -> Found | CheckpointError | None:
         """Where a rank finds what it has saved; None as long as rank 0 has not saved it too."""
         return self.saved.find(id, rank, self._ledger)
 

@@ -41,6 +41,8 @@ class Saved:
         self._store = CheckpointStore(root, self._storage)
         self._world_size = 1
         self._spare_id: int | None = None
+        self._deleted: set[int] = set()
+        """Checkpoints that somebody did not want any more, though they were the latest perhaps."""
 
     @property
     def root(self) -> str:
@@ -134,13 +136,17 @@ class Saved:
             self.latest = self._find_latest()
         if self._spare_id == id:
             self._spare_id = None
+        self._deleted.add(id)
 
-    def find(self, id: int, rank: int, ledger: Ledger) -> Found | CheckpointWriteError | None:
+    def find(self, id: int, rank: int, ledger: Ledger) -> Found | CheckpointError | None:
         """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it. If
         it was given up, and nothing newer is there, what was committed last. Who waits for what could not be written
         learns why: its error must not hide the cause."""
-        if self.latest is not None and (self.latest.id >= id or id in ledger.failed):
+        is_void = id in ledger.failed or id in self._deleted
+        if self.latest is not None and (self.latest.id >= id or is_void):
             return CommittedFound(self.latest.path)
+        if id in self._deleted:
+            return CheckpointNotFoundError(f"{self._store.path_of(id)} was deleted, and there is no earlier one.")
         if id in ledger.failed:
             return CheckpointWriteError(ledger.failed[id])
         found = ledger.find(id, rank)
