@@ -220,6 +220,45 @@ def test_ranks_meet_at_a_port_that_all_know(free_port, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+class Hvd:
+    """What is used of horovod, for ranks that are threads: it is not installed here."""
+
+    def __init__(self, rank, told):
+        self._rank, self._told = rank, told
+
+    def rank(self):
+        return self._rank
+
+    local_rank = rank
+
+    def cross_rank(self):
+        return 0
+
+    def size(self):
+        return 2
+
+    local_size = size
+
+    def cross_size(self):
+        return 1
+
+    def broadcast_object(self, value, root_rank, name):
+        if self._rank == root_rank:
+            self._told.set_result(value)
+        return self._told.result(20)
+
+
+def test_ranks_of_horovod_meet_by_its_broadcast():
+    told = Future()
+
+    def one(rank):
+        with DistributedContext.from_horovod(Hvd(rank, told)) as context:
+            return context.allgather(context.local_rank)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, range(2))) == [[0, 1]] * 2
+
+
 def test_other_machines_need_a_secret(monkeypatch):
     monkeypatch.delenv("PACELINE_TOKEN", raising=False)
     with pytest.raises(ArgumentError, match="PACELINE_TOKEN"):
