@@ -50,6 +50,8 @@ class Task:
     """Of the run's dataset, by rank."""
     is_worker: bool = True
     """Whether a Trainer has called the function, in a worker of its own."""
+    attempt: int = 0
+    """How often the run was started again before this."""
 
 
 class Keeper(Protocol):
@@ -70,7 +72,7 @@ class Session:
     """The state behind the functions below, for the time of one call of the training function."""
 
     def __init__(self, wire: Wire, task: Task):
-        self.place, self.is_worker = wire.place, task.is_worker
+        self.place, self.is_worker, self.attempt = wire.place, task.is_worker, task.attempt
         self.extras: dict[str, Any] = {}
         self.cleanups = ExitStack()
         """Called when the function has ended: a warm worker starts its next run as a fresh one would."""
@@ -205,6 +207,11 @@ class Session:
     def _is_repeating(self) -> bool:
         """In a fold that was done before the checkpoint was saved from which the function goes on: see get_datasets."""
         return self._door is not None and bool(self._door.is_repeating)
+
+    @property
+    def is_stop_wanted(self) -> bool:
+        """Whether the run was asked to end, on which the ranks have agreed nothing yet. For who passes it on."""
+        return self._wire.stopping
 
     def should_stop(self) -> bool:
         """Once the run is asked to end, all ranks agree on the call at which this becomes true: see StopAgreement. Not

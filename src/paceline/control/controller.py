@@ -220,6 +220,7 @@ class Controller:
             backend=self._backend,
             landmarks=landmarks,
             shards=dataset.cut(group.infos) if dataset is not None else None,
+            attempt=self.recorder.attempt,
         )
         ranks = range(len(group.infos))
         call = Call(train, (task,), label=f"train_func {self._request.name!r}, or its config,")
