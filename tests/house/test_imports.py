@@ -13,8 +13,9 @@ SRC = Path(paceline.__file__).parent
 
 # Each part of the package may import from itself and from parts on a lower floor.
 FLOORS = [
-    {"testing", "__init__"},
-    {"search"},
+    {"__main__"},
+    {"cli", "testing", "__init__"},
+    {"launch", "search"},
     {"core", "trainer"},
     {"arguments", "control", "prepare", "worker_table"},
     {"recording", "session"},
@@ -42,6 +43,7 @@ HOMES = {
     "ray": {"workers/ray", "data/ray", "search/tune"},
     "sklearn": {"data/fold_columns"},
     "tensorflow": {"data/tensorflow"},
+    "typer": {"cli/"},
 }
 
 
@@ -114,6 +116,16 @@ def run(code):
 def test_import_paceline_loads_nothing_heavy():
     heavy = {"torch", "ray", "pandas", "fsspec", "matplotlib", "rich", "numpy"}
     assert heavy & {*run("import paceline, sys; print(*sys.modules)")} == set()
+
+
+def test_command_line_answers_without_anything_heavy():
+    heavy = {"torch", "ray", "pandas", "fsspec", "matplotlib", "numpy", "rich", "paceline.trainer", "paceline.launch"}
+    code = (
+        "import contextlib, io, sys; from paceline.cli.app import app\n"
+        "with contextlib.redirect_stdout(io.StringIO()): app(['run', '--help'], standalone_mode=False)\n"
+        "print(*sys.modules)"
+    )
+    assert heavy & {*run(code)} == set()
 
 
 def test_a_trainer_needs_no_framework_in_the_driver():

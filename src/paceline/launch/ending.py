@@ -1,0 +1,65 @@
+"""The end of a script that runs in a worker: what Python does when a program ends, since the process goes on.
+
+Exit handlers that were there before belong to the worker's process, or to Ray: they are not the script's to call.
+"""
+
+import atexit
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def as_of_a_program() -> Iterator[None]:
+    """What is registered with `atexit` inside is called at the end. If the script has not failed, its threads and
+    processes that are no daemons are waited for before. A fork of this process that comes here has neither."""
+    owner, threads_before = os.getpid(), set(threading.enumerate())
+    with _ExitHandlers():
+        yield
+        if os.getpid() == owner:
+            _wait_for_others(threads_before)
+
+
+def _wait_for_others(threads_before: set[threading.Thread]) -> None:
+    for thread in set(threading.enumerate()) - threads_before:
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    for child in multiprocessing.active_children():
+        if not child.daemon:
+            child.join()
+
+
+class _ExitHandlers:
+    """Stands in for `atexit`, as packages use it: by the module. Whoever took `register` out of it before is not
+    seen."""
+
+    def __init__(self) -> None:
+        self._handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def register(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        self._handlers.append((fn, args, kwargs))
+        return fn
+
+    def unregister(self, fn: Callable[..., Any], /) -> None:
+        self._handlers = [one for one in self._handlers if one[0] != fn]
+        self._former[1](fn)
+
+    def __enter__(self) -> None:
+        self._former = atexit.register, atexit.unregister
+        atexit.register, atexit.unregister = self.register, self.unregister  # type: ignore[assignment]
+
+    def __exit__(self, *raised: object) -> None:
+        """The last one first; a handler may register another. One that fails does not keep the others from it."""
+        try:
+            while self._handlers:
+                fn, args, kwargs = self._handlers.pop()
+                try:
+                    fn(*args, **kwargs)
+                except Exception:
+                    sys.excepthook(*sys.exc_info())
+        finally:
+            atexit.register, atexit.unregister = self._former
