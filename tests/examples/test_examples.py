@@ -69,6 +69,24 @@ def test_tune_digits_finds_a_learning_rate_and_stops_bad_trials(run, ray_cluster
 # The loss of an untrained model is ln 10 = 2.3. A single loss is that of a last, small batch: we look at the median.
 
 
+def test_launched_script_learns_under_paceline_run_and_under_torchrun(run, tmp_path):
+    arguments = [str(EXAMPLES / "launch/digits.py"), "--epochs", "3"]
+    for launcher in (
+        ["paceline", "run", "-n", "2"],
+        ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *launcher, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stderr
+        last = done.stdout.splitlines()[-1]
+        assert "epoch 3: accuracy 0." in last
+        assert float(last.split()[-1]) > 0.8
+    recorded = paceline.list_runs()[0]
+    assert recorded.request["function"]["name"] == "digits.py"
+    assert recorded.metrics["epoch"].tolist() == [1, 1, 2, 2, 3, 3]
+
+
 def test_porting_before(run):
     *epochs, returned = run("porting/before.py").splitlines()
     losses = [float(line.split("loss ")[1]) for line in epochs]
