@@ -17,6 +17,7 @@ MODULES = {
     "report": "reports",
     "loop": "loop_speed",
     "recovery": "recovery",
+    "launch": "launcher",
     "checkpoint": "checkpoint_stall",
     "import": "import_time",
     "controller": "controller",
