@@ -157,7 +157,7 @@ def test_exception_of_one_rank_is_shown_once_without_our_lines(launch, tmp_path)
     assert code == 1
     assert (shown + said).count("Traceback (most recent call last)") == 1
     assert said.count("ValueError: of rank 1") == 1
-    assert "rank 1" in said
+    assert "Raised in the script on rank 1." in said
     assert 'train.py", line 6, in fail' in said
     assert f"{os.sep}paceline{os.sep}" not in said
     assert str(tmp_path / "runs/run_001") in said
@@ -168,6 +168,8 @@ def test_exception_of_one_rank_is_shown_once_without_our_lines(launch, tmp_path)
     ("script", "code", "says"),
     [
         ("import sys; sys.exit()", 0, ""),
+        ("import atexit, os; atexit.register(print, 'Traceback'); os._exit(0)", 0, ""),
+        ("import os; os._exit(4)", 1, "the script ended with exit code 4"),
         ("import sys; sys.exit(3)", 1, "the script ended with exit code 3"),
         ("import sys; sys.exit('the reason')", 1, "the script ended with exit code 1"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 1, "and restarts are off"),
@@ -177,9 +179,16 @@ def test_exit_codes(launch, script, code, says):
     ended, shown, said, run = launch({"train.py": script}, "train.py", max_restarts=0, num_workers=1)
     assert ended == code
     assert says in said
-    assert "Traceback" not in said
+    assert "Traceback" not in shown + said
     assert ("the reason" in shown) == ("the reason" in script)
     assert run.status.state == ("FAILED" if code else "SUCCEEDED")
+
+
+def test_module_that_cannot_be_run(launch):
+    code, _, said, _ = launch({"package/__init__.py": ""}, "package.nothing", is_module=True, num_workers=1)
+    assert code == 1
+    assert "There is no module 'package.nothing' that can be run." in said
+    assert "Traceback" not in said
 
 
 def test_exit_code_of_a_command(launch):

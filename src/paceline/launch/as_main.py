@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
+from paceline.errors import ScriptExitError
 from paceline.launch.ending import as_of_a_program
 from paceline.launch.exit_code import check_exit_code, tell_restart_count
 from paceline.launch.notice import passing_on_sigterm
@@ -37,7 +38,7 @@ def _set_path(script: Script) -> None:
     if script.launcher_dir in sys.path:
         sys.path.remove(script.launcher_dir)
     if script.is_container:
-        sys.path.insert(0, script.target)
+        sys.path.insert(0, os.path.abspath(script.target))
     elif not script.is_path_safe:
         sys.path.insert(0, os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target)))
 
@@ -46,14 +47,18 @@ def _file(script: Script) -> tuple[ModuleType, CodeType]:
     if script.is_container:
         found = PathFinder.find_spec("__main__", [script.target])
         if found is None:
-            raise FileNotFoundError(f"{script.target!r} has no __main__.py")
+            raise ScriptExitError(f"{script.target!r} has no __main__.py: there is nothing to run.")
         return _as_main(found)
     path = os.path.abspath(script.target)
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", path)
     vars(main).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins)
-    with io.open_code(path) as file:
-        return main, compile(file.read(), path, "exec", dont_inherit=True)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:  # on another machine, say
+        raise ScriptExitError(f"The script cannot be read on {os.uname().nodename}: {error}") from None
+    return main, compile(source, path, "exec", dont_inherit=True)
 
 
 def _module(name: str) -> tuple[ModuleType, CodeType]:
@@ -61,7 +66,7 @@ def _module(name: str) -> tuple[ModuleType, CodeType]:
     if found is not None and found.submodule_search_locations is not None:
         found = importlib.util.find_spec(f"{name}.__main__")
     if found is None or found.loader is None:
-        raise ModuleNotFoundError(f"there is no module {name!r} that can be run", name=name)
+        raise ScriptExitError(f"There is no module {name!r} that can be run.")
     main, code = _as_main(found)
     sys.argv[0] = main.__file__ or name
     return main, code
@@ -72,7 +77,7 @@ def _as_main(found: ModuleSpec) -> tuple[ModuleType, CodeType]:
     loader: Any = found.loader
     code: CodeType | None = loader.get_code(found.name)
     if code is None:
-        raise ImportError(f"{found.name!r} has no Python code that can be run", name=found.name)
+        raise ScriptExitError(f"The module {found.name!r} has no Python code that can be run.")
     main = ModuleType("__main__")
     vars(main).update(
         __spec__=found,

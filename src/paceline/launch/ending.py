@@ -10,7 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
+
+
+class Left(SystemExit):
+    """The script has called `os._exit`: nothing of what Python does at the end is done."""
 
 
 @contextmanager
@@ -18,10 +22,27 @@ def as_of_a_program() -> Iterator[None]:
     """What is registered with `atexit` inside is called at the end. If the script has not failed, its threads and
     processes that are no daemons are waited for before. A fork of this process that comes here has neither."""
     owner, threads_before = os.getpid(), set(threading.enumerate())
-    with _ExitHandlers():
+    with _ExitHandlers(), _leaving_alive():
         yield
         if os.getpid() == owner:
             _wait_for_others(threads_before)
+
+
+@contextmanager
+def _leaving_alive() -> Iterator[None]:
+    """Inside, `os._exit` of this thread raises Left. By itself it would be the end of a worker, which is a loss."""
+    original, owner, caller = os._exit, os.getpid(), threading.current_thread()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == owner and threading.current_thread() is caller:
+            raise Left(status)
+        original(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = original
 
 
 def _wait_for_others(threads_before: set[threading.Thread]) -> None:
@@ -52,10 +73,10 @@ class _ExitHandlers:
         self._former = atexit.register, atexit.unregister
         atexit.register, atexit.unregister = self.register, self.unregister  # type: ignore[assignment]
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """The last one first; a handler may register another. One that fails does not keep the others from it."""
         try:
-            while self._handlers:
+            while self._handlers and kind is not Left:
                 fn, args, kwargs = self._handlers.pop()
                 try:
                     fn(*args, **kwargs)

@@ -145,7 +145,7 @@ def _explain(error: Exception) -> None:
     if isinstance(error, ScriptExitError):
         _say("\n".join([str(error), *notes[1:]]))  # where it called sys.exit is no news
     elif len(notes) > 1:  # first what happened on which rank, then where the run folder is
-        _say("\n".join(notes))
+        _say("\n".join([notes[0].replace("the training function", "the script", 1), *notes[1:]]))
     else:
         said = (
             str(error).replace("max_retries", "--max-restarts")
