@@ -150,12 +150,16 @@ def _with_this_python_first(environ):
 
 def test_on_ray(start, ray_cluster, tmp_path):
     script = """
-        import os
+        import os, signal
         import torch.distributed as dist
         import paceline
 
         dist.init_process_group("gloo")
         dist.barrier()
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.barrier()
         paceline.report(rank_reported=dist.get_rank())
         print("rank", dist.get_rank(), "of", dist.get_world_size(), os.environ["ROLE_WORLD_SIZE"])
     """
@@ -165,6 +169,7 @@ def test_on_ray(start, ray_cluster, tmp_path):
     shown, said = child.communicate(timeout=120)
     assert child.returncode == 0, said
     assert "[rank 1] rank 1 of 2 2" in shown
+    assert "Traceback" not in shown + said
     run = paceline.load_run(tmp_path / "runs")
     assert (run.request["engine"], run.status.state) == ("ray", "SUCCEEDED")
     assert sorted(run.metrics["rank_reported"]) == [0, 1]

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from paceline.backends.base import Caller
 from paceline.backends.torch import TorchConfig, open_store
-from paceline.errors import WorkerStartError
-from paceline.workers.base import Place, Preload, Wire
+from paceline.workers.base import Place, Preload, Spent, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,4 +66,5 @@ def torchrun_environ(place: Place, address: str, port: int, num_nodes: int, max_
 
 
 def _refuse_to_stay() -> None:
-    raise WorkerStartError("A script has had this process for itself: a new one takes its place.")
+    """A script has had this process for itself."""
+    raise Spent
