@@ -1,8 +1,11 @@
 """What a command line asks of the launcher: read, checked and refused without a single process."""
 
+import atexit
 import json
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -180,8 +183,6 @@ def test_environ_is_torchruns():
 
 
 def test_exit_handlers_run_last_first_whatever_they_do(capsys):
-    import atexit
-
     register = atexit.register
 
     def fail():
@@ -200,8 +201,16 @@ def test_exit_handlers_run_last_first_whatever_they_do(capsys):
     assert "in a handler" in shown.err
 
 
+def test_script_does_not_wait_for_threads_that_wait_for_work(capsys):
+    go = threading.Event()
+    with as_of_a_program():
+        pool = ThreadPoolExecutor(1)
+        pool.submit(lambda: go.wait(30) and print("work"))
+        threading.Timer(0.01, go.set).start()
+    assert capsys.readouterr().out == "work\n"
+
+
 def test_script_waits_for_its_threads(capsys):
-    import threading
 
     go = threading.Event()
     with as_of_a_program():

@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -46,12 +48,27 @@ def _leaving_alive() -> Iterator[None]:
 
 
 def _wait_for_others(threads_before: set[threading.Thread]) -> None:
-    for thread in set(threading.enumerate()) - threads_before:
-        if not thread.daemon and thread is not threading.current_thread():
+    while threads := [one for one in set(threading.enumerate()) - threads_before if _is_waited_for(one)]:
+        for thread in threads:
+            if (executor := _executor_of(thread)) is not None:
+                executor.shutdown()  # its threads wait for work: Python tells them that there will be no more
+        for thread in threads:
             thread.join()
     for child in multiprocessing.active_children():
         if not child.daemon:
             child.join()
+
+
+def _is_waited_for(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread is not threading.current_thread()
+
+
+def _executor_of(thread: threading.Thread) -> Executor | None:
+    """Whose thread it is, if it is one of `concurrent.futures`. These know it by a weak reference; what they offer for
+    the end of a program would end executors of the worker's own as well."""
+    reference = getattr(thread, "executor_reference", None) or next(iter(getattr(thread, "_args", None) or ()), None)
+    found = reference() if isinstance(reference, weakref.ref) else None
+    return found if isinstance(found, Executor) else None
 
 
 class _ExitHandlers:
