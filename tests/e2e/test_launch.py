@@ -97,7 +97,9 @@ def test_script_with_a_handler_of_its_own_gets_sigterm(start, tmp_path):
     shown, _ = child.communicate(timeout=60)
     assert child.returncode == 128 + signal.SIGTERM
     assert "[rank 0] saved by myself" in shown
-    assert paceline.load_run(tmp_path / "runs").status.state == "STOPPED"
+    run = paceline.load_run(tmp_path / "runs")
+    assert run.status.state == "STOPPED"
+    assert run.environment["git"] is None, "that of the script's folder, which is in no repository"
 
 
 def test_elastic_run_grows_with_the_cores(start, tmp_path):

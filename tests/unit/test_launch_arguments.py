@@ -114,6 +114,7 @@ REFUSED = [
     (["run", "-n", "0", "train.py"], "at least 1"),
     (["run", "-n", "4:2", "train.py"], "2:4?"),
     (["run", "--engine", "inline", "train.py"], "local or ray"),
+    (["run", "--preload", "no_such_package.part", "train.py"], "no such module"),
     (["run", "--nnodes", "2", "train.py"], "--engine ray"),
     (["run", "--logdir", "s3://bucket", "train.py"], "local folder"),
 ]

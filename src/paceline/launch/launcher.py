@@ -4,8 +4,8 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -102,7 +102,8 @@ def run_to_exit_code(program: Script | Command, launch: Launch) -> int:
     except (ArgumentError, ArgumentTypeError, MissingDependencyError, ResourcesError) as error:
         return refuse(error)
     try:
-        trainer.run(program)
+        with _main_file(program):
+            trainer.run(program)
     except KeyboardInterrupt as interrupt:
         _say(f"Interrupted: {interrupt}")
         return INTERRUPTED
@@ -116,6 +117,18 @@ def run_to_exit_code(program: Script | Command, launch: Launch) -> int:
     return SUCCEEDED
 
 
+@contextmanager
+def _main_file(program: Script | Command) -> Iterator[None]:
+    """Inside, the script counts as this program's: by its folder the run folder's git commit is found."""
+    main = sys.modules["__main__"]
+    former = getattr(main, "__file__", None)
+    main.__file__ = os.path.abspath((_source(program) if isinstance(program, Script) else None) or program.__name__)
+    try:
+        yield
+    finally:
+        main.__file__ = former
+
+
 def refuse(error: Exception) -> int:
     _say(str(error))
     return REFUSED
@@ -127,6 +140,9 @@ def _engine(program: Script | Command, launch: Launch) -> Engine:
         raise ArgumentError(f"--engine {name}: expected {' or '.join(ENGINES)}.")
     if name != "local":
         return resolve_engine(name, max_workers=1)
+    for module in launch.preload:
+        if not _can_be_found(module.partition(".")[0]):
+            raise ArgumentError(f"--preload {module}: there is no such module in {os.getcwd()}, nor installed.")
     source = _source(program) if isinstance(program, Script) else None
     needed = modules_needed(source, sys.path) if source is not None else ()
     return LocalEngine(preload=(*LAUNCH_WORKER_MODULES, *needed, *launch.preload))
