@@ -140,6 +140,21 @@ def test_command_that_is_killed_is_started_again(launch):
     assert "killed by SIGKILL" in next(event["reason"] for event in run.events if event["kind"] == "worker_died")
 
 
+def test_exit_code_that_is_the_echo_of_a_killed_rank_is_not_the_end(launch):
+    """The rank that leaves in good order is seen first: the other one is killed when it has gone."""
+    script = """
+        import os, sys, time
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if os.environ["RANK"] == "0":
+                sys.exit(1)
+            time.sleep(0.3)
+            os.abort()
+    """
+    code, _, said, run = launch({"train.py": script}, "train.py")
+    assert code == 0, said
+    assert [event["cause"] for event in run.events if event["kind"] == "restart"] == ["loss"]
+
+
 def test_exception_of_one_rank_is_shown_once_without_our_lines(launch, tmp_path):
     script = """
         import os

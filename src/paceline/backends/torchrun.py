@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from paceline.backends.base import Caller
 from paceline.backends.torch import TorchConfig, open_store
-from paceline.workers.base import Place, Preload, Spent, Wire
+from paceline.workers.base import Place, Preload, Raised, Spent, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,11 @@ class TorchrunConfig(TorchConfig):
         address, port = next(store for _, store in offers if store is not None)
         num_nodes = 1 + max(node_rank for node_rank, _ in offers)
         call.all(_announce, address, port, num_nodes, self.max_restarts)
+
+    def is_broken_collective(self, error: Raised) -> bool:
+        """An exit code does not tell why: a command fails, and a script may leave in good order, because another rank
+        is gone."""
+        return error.type_name == "ScriptExitError" or super().is_broken_collective(error)
 
     def intact(self) -> bool:
         return False  # a script has had the process for itself
