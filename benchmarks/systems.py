@@ -36,6 +36,14 @@ class Torchrun(System):
         return [*launcher, *where, str(SCRIPTS / self.script), spec]
 
 
+@dataclass(frozen=True)
+class PacelineRun(System):
+    """The scripts are those of torchrun, as they are."""
+
+    def command(self, spec: str) -> list[str]:
+        return [sys.executable, "-m", "paceline", "run", "-n", "2", str(SCRIPTS / self.script), spec]
+
+
 _RESTARTING = ("--standalone", "--max-restarts", "1")  # without --standalone, restarts failed or hung
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else restarted ranks may find addresses of dead ones
 _TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"}
@@ -44,6 +52,9 @@ PACELINE = System("Paceline", "paceline", "with_paceline.py")
 PACELINE_ON_RAY = System("Paceline on Ray", "ray", "with_paceline_on_ray.py")
 TORCHRUN = Torchrun("torchrun", "torch", "with_torchrun.py")
 TORCHRUN_RESTARTING = Torchrun("torchrun", "torch", "with_torchrun.py", _RESTARTING, _OWN_STORE)
+PACELINE_RUN = PacelineRun("paceline run", "paceline", "with_torchrun.py")
+JOIN_PACELINE_RUN = PacelineRun("paceline run", "paceline", "join_and_leave.py")
+JOIN_TORCHRUN = Torchrun("torchrun", "torch", "join_and_leave.py")
 ACCELERATE_DEBUG = System("Accelerate debug_launcher", "accelerate", "with_accelerate.py", ("debug_launcher",))
 ACCELERATE_NOTEBOOK = System("Accelerate notebook_launcher", "accelerate", "with_accelerate.py", ("notebook_launcher",))
 FABRIC_SPAWN = System("Fabric ddp_spawn", "lightning", "with_fabric.py", ("ddp_spawn",), is_slow=True)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         set_rng_state,
         unwrap_model,
     )
+    from paceline.profiling import Profiler, profile
     from paceline.runs import Run, list_runs, load_run
     from paceline.session import (
         get_data_shard,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         local_world_size,
         node_rank,
         report,
+        report_progress,
         save_checkpoint,
         should_stop,
         world_rank,
@@ -60,6 +62,9 @@ if TYPE_CHECKING:
     from paceline.workers.ray import RayEngine
 
 __version__ = "0.1.0"
+
+LOG_FORMAT = "%(levelname)s: [%(process)d] %(name)s: %(message)s"
+"""For `logging.basicConfig(format=...)`, where several processes log to one terminal."""
 
 _HOMES = {
     "paceline.backends.base": ["BackendConfig"],
@@ -93,6 +98,7 @@ _HOMES = {
         "set_rng_state",
         "unwrap_model",
     ],
+    "paceline.profiling": ["Profiler", "profile"],
     "paceline.runs": ["Run", "list_runs", "load_run"],
     "paceline.session": [
         "get_data_shard",
@@ -104,6 +110,7 @@ _HOMES = {
         "local_world_size",
         "node_rank",
         "report",
+        "report_progress",
         "save_checkpoint",
         "should_stop",
         "world_rank",
@@ -117,6 +124,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED = {"read_checkpoint": "load"}
 
 __all__ = [
+    "LOG_FORMAT",
     "BackendConfig",
     "CSVLoggerCallback",
     "Callback",
@@ -128,6 +136,7 @@ __all__ = [
     "MLflowLoggerCallback",
     "PacelineError",
     "PrintCallback",
+    "Profiler",
     "ProgressCallback",
     "RayEngine",
     "Run",
@@ -158,9 +167,11 @@ __all__ = [
     "prepare_data_loader",
     "prepare_model",
     "prepare_optimizer",
+    "profile",
     "read_checkpoint",
     "record_run",
     "report",
+    "report_progress",
     "rng_state",
     "save_checkpoint",
     "set_rng_state",
@@ -172,8 +183,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":  # a package of its own, for `paceline.data.read_parquet` after `import paceline`
-        return import_module("paceline.data")
+    if name in (
+        "core",
+        "data",
+        "pytorch",
+    ):  # packages of their own, for `paceline.data.read_parquet` after `import paceline`
+        return import_module(f"paceline.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), _RENAMED.get(name, name))

@@ -14,6 +14,7 @@ names the rank and carries the worker's traceback. The tree below is for everyth
     │   ├── WorkerStartError                   workers could not be started or joined into a group
     │   ├── ReportMismatchError                ranks ended with different numbers of reports
     │   ├── SaveMismatchError                  ranks ended with different numbers of checkpoints
+    │   ├── ScriptExitError                    a launched script cannot be run, or its exit code is not 0
     │   └── TrainFunctionError                 the user's exception could not be sent to the driver
     ├── CheckpointError
     │   ├── CheckpointNotFoundError (ValueError, FileNotFoundError)
@@ -81,6 +82,10 @@ class ReportMismatchError(WorkerError):
 
 
 class SaveMismatchError(WorkerError):
+    pass
+
+
+class ScriptExitError(WorkerError):
     pass
 
 

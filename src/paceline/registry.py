@@ -36,6 +36,9 @@ KINDS = {
 WORKER_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceline.checkpoints.saver")
 """What every worker uses of Paceline: good to have imported before it is forked."""
 
+LAUNCH_WORKER_MODULES = ("paceline.launch.as_main",)
+"""What a worker uses besides that runs a script."""
+
 TORCH_WORKER_MODULES = (
     "paceline.frameworks.torch_arrays",
     "paceline.prepare.loader",

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.backends.base import BackendConfig
-from paceline.checkpoints import Checkpoint
+from paceline.checkpoints import Checkpoint, CheckpointStrategy
 from paceline.checkpoints.checkpoint import PER_RANK
 from paceline.checkpoints.saver import Saver, Start
 from paceline.checkpoints.storage.landmark import Landmark, open_in_worker
-from paceline.errors import ArgumentTypeError, TrainerStateError
+from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.runs.request import RunRequest
 from paceline.workers.base import Place, Wire, place_from_environ
 from paceline.workers.reports import pack, with_rows
@@ -50,6 +50,10 @@ class Task:
     """Of the run's dataset, by rank."""
     is_worker: bool = True
     """Whether a Trainer has called the function, in a worker of its own."""
+    run_dir: str | None = None
+    """The run folder, on the machine of who records."""
+    attempt: int = 0
+    """How often the run was started again before this."""
 
 
 class Keeper(Protocol):
@@ -70,7 +74,7 @@ class Session:
     """The state behind the functions below, for the time of one call of the training function."""
 
     def __init__(self, wire: Wire, task: Task):
-        self.place, self.is_worker = wire.place, task.is_worker
+        self.place, self.is_worker, self.attempt = wire.place, task.is_worker, task.attempt
         self.extras: dict[str, Any] = {}
         self.cleanups = ExitStack()
         """Called when the function has ended: a warm worker starts its next run as a fresh one would."""
@@ -80,6 +84,8 @@ class Session:
         self._start = self._last_report = time.perf_counter()
         self._total_s = 0.0
         self._numbering = threading.RLock()
+        self.has_looked = False
+        """Whether the function wants to know when it should end."""
         self._num_checks, self._has_checked = 0, False
         """Calls of should_stop, and whether there was one since the last report."""
         self._stop_at: int | None = None
@@ -92,7 +98,7 @@ class Session:
         self._waited_s = 0.0
         self._rows: Any = None
         """With `record_ids`, a RowLog: what was read since the last report."""
-        self._saver = Saver(
+        self.saver = Saver(
             task.start,
             self._request.checkpoint_strategy,
             self.place.world_rank,
@@ -100,7 +106,7 @@ class Session:
             wire,
             partial(open_in_worker, landmarks=task.landmarks, ask=partial(wire.ask, "storage")),
         )
-        self._saver.num_collectives = task.backend.num_collectives
+        self.saver.num_collectives = task.backend.num_collectives
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Number and send. The values are serialized here: what happens to them afterwards does not matter, and one
@@ -119,7 +125,7 @@ class Session:
                     metrics |= _detailed(total_s) | self._data_wait()
                 packed = pack(metrics, time.time(), elapsed_s, number)
                 if self._rows is not None:
-                    packed = with_rows(packed, self._rows.message(number, self._saver.next_id))
+                    packed = with_rows(packed, self._rows.message(number, self.saver.next_id))
             except BaseException:
                 if self._iteration == number:
                     self._iteration -= 1
@@ -138,17 +144,81 @@ class Session:
         own = {} if per_rank is None else {PER_RANK: per_rank}
         own |= {name: keeper.state() for name, keeper in self._keepers.items()}
         self._send_rows()  # before it: they belong to this checkpoint
-        self._saver.save(state, directory, own or None, self._iteration)
+        self.saver.save(state, directory, own or None, self._iteration)
+
+    def upload(self, state: dict[str, Any], directory: str | Path | None, *, is_alone: bool, timeout_s: float) -> str:
+        """Save, on all ranks or on rank 0 alone, files of each rank that saves, and wait until it is a checkpoint.
+        Returns its name."""
+        is_alone = is_alone and self.place.world_size > 1
+        own = None if is_alone else {name: keeper.state() for name, keeper in self._keepers.items()}
+        self._send_rows()
+        id = self.saver.save(
+            state,
+            directory,
+            own or None,
+            self._iteration,
+            has_files=True,
+            is_alone=is_alone,
+        )
+        self.saver.wait(id, timeout_s)
+        return self.saver.name_of(id)
+
+    @property
+    def address(self) -> str:
+        """Where the other ranks can reach this one."""
+        return self._wire.address
+
+    def put(self, name: str, text: str) -> None:
+        """Leave a note for the other ranks of this attempt."""
+        self._wire.ask("put", (name, text))
+
+    def get(self, name: str, timeout_s: float) -> str:
+        """Wait for a note of that name. TimeoutError if there is none in time."""
+        text: str = self._wire.ask("get", name, timeout_s)
+        return text
+
+    def delete_checkpoint(self, id: int) -> None:
+        self._wire.ask("delete", id)
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder. None in a worker of a Trainer that does not see it."""
+        told = self._task.run_dir
+        return None if told is None or (self.is_worker and not os.path.isdir(told)) else Path(told)
+
+    def report_progress(self, progress: float) -> None:
+        if self.place.world_rank == 0:
+            self._wire.send("progress", progress)
+
+    @property
+    def strategy(self) -> CheckpointStrategy:
+        """Which checkpoints are kept."""
+        return self.saver.strategy
+
+    def set_strategy(self, strategy: CheckpointStrategy) -> None:
+        """From now on. On every rank."""
+        self.saver.strategy = strategy
+        if self.place.world_rank == 0:
+            self._wire.send("strategy", strategy)
+
+    @property
+    def next_checkpoint_path(self) -> str:
+        """Of the one that the next `save_checkpoint` is a part of, once it is committed."""
+        return self.saver.path_of(self.saver.name_of(self.saver.next_id))
+
+    def settle(self) -> None:
+        """Block until what was saved is committed, as far as it depends on this rank; raises what went wrong."""
+        self.saver.settle()
 
     def _send_rows(self) -> None:
         """What was read and is not reported yet."""
         with self._numbering:
-            rows = None if self._rows is None else self._rows.message(self._iteration + 1, self._saver.next_id)
+            rows = None if self._rows is None else self._rows.message(self._iteration + 1, self.saver.next_id)
             if rows is not None:
                 self._wire.send("rows", rows)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        checkpoint, is_initial = self._saver.load()
+        checkpoint, is_initial = self.saver.load()
         if is_initial and checkpoint is not None and self._resumed is None:
             self._resumed = checkpoint
             for keeper in self._keepers.values():
@@ -206,12 +276,17 @@ class Session:
         """In a fold that was done before the checkpoint was saved from which the function goes on: see get_datasets."""
         return self._door is not None and bool(self._door.is_repeating)
 
+    @property
+    def is_stop_wanted(self) -> bool:
+        """Whether the run was asked to end, on which the ranks have agreed nothing yet. For who passes it on."""
+        return self._wire.stopping
+
     def should_stop(self) -> bool:
         """Once the run is asked to end, all ranks agree on the call at which this becomes true: see StopAgreement. Not
         at the second call of a step, if that can be told: a loop may save at the first."""
         self._num_checks += 1
         is_first, self._has_checked = not self._has_checked, True
-        if not self._wire.stopping or not self.is_worker or self.place.world_size == 1:
+        if not self.look() or self.place.world_size == 1:
             return self._wire.stopping
         if self._stop_at is None:
             has_reported = self._iteration > self._task.start.iteration
@@ -220,6 +295,11 @@ class Session:
             with suppress(TimeoutError):  # the driver is busy: go on, since to leave alone would leave others behind
                 self._stop_at = self._wire.ask("stop", self._num_checks, _AGREE_TIMEOUT_S)
         return self._stop_at is not None and self._num_checks >= self._stop_at
+
+    def look(self) -> bool:
+        """Whether somebody wants an end, as far as this rank knows: others may not know it yet."""
+        self.has_looked = True
+        return self._wire.stopping
 
     def leave(self) -> None:
         """The function has seen that it should stop: what it returns from now on may not be its last word."""
@@ -233,12 +313,12 @@ class Session:
     def close(self) -> None:
         """Wait until the last checkpoint is durable."""
         self._send_rows()
-        self._saver.close()
+        self.saver.close()
 
     def abandon(self) -> None:
         """The function has ended, in whatever way: nothing of it writes from now on. Idempotent."""
         self.cleanups.close()
-        self._saver.abandon()
+        self.saver.abandon()
 
 
 _current: Session | None = None
@@ -312,6 +392,17 @@ def report(*args: Any, **metrics: Any) -> None:
         _notice("report")
     else:
         _current.report(metrics)
+
+
+def report_progress(progress: float) -> None:
+    """Tell how much of the training is done, from 0 to 1: `report_progress(epoch / num_epochs)`. That of rank 0 is
+    shown, with the time that is left."""
+    if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
+        raise ArgumentError(f"report_progress({progress!r}): expected a number from 0 to 1.")
+    if _current is None:
+        _notice("report_progress")
+    else:
+        _current.report_progress(float(progress))
 
 
 def save_checkpoint(

@@ -266,3 +266,18 @@ def test_fork_of_the_driver_leaves_the_run_alone(tmp_path):
         "['done', 'done']",
         "SUCCEEDED",
     ], ended.stderr
+
+
+LOOPING = """
+import numpy as np
+from paceline.data import from_numpy
+
+data = from_numpy({"x": np.arange(1000)})
+np.kept = [iter(one.iter_batches(10)) for one in (data, data.map(dict))]  # a module is the last to let go of anything
+print([next(batches)["x"].tolist()[:2] for batches in np.kept])
+"""
+
+
+def test_loop_over_data_that_is_alive_at_the_end_of_a_program_ends_silently():
+    done = subprocess.run([sys.executable, "-c", LOOPING], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("[[0, 1], [0, 1]]\n", "", 0)

@@ -86,30 +86,86 @@ def test_script_that_fails(tmp_path):
     assert (status.state, status.reason) == ("FAILED", "KeyError: 'lr'")
 
 
-def test_torchrun_script_knows_its_ranks_and_rank_0_records(tmp_path):
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def test_torchrun_script_leaves_the_run_of_all_its_ranks(tmp_path):
+    """Before there is a process group and in one; continued from a checkpoint, with each rank's own generators."""
     done = run_script(
         tmp_path,
         """
-        import torch.distributed as dist
+        import json
+        import os
 
+        import torch.distributed as dist
+        from paceline import core
+
+        rank = int(os.environ["RANK"])
+        with paceline.record_run(logdir="torchrun") as before:
+            paceline.report(x=rank)
         dist.init_process_group("gloo")
-        with paceline.record_run(logdir="torchrun") as run_dir:
+        os.environ["USE_TORCH_DISTRIBUTED"] = "true"
+        context = core.DistributedContext.from_torch_distributed(chief_ip="localhost")
+        with core.init(distributed=context, logdir="torchrun") as inside:
             kind = train(2)
+            paceline.enable_reproducibility(rank)
+            paceline.save_checkpoint(epoch=2, model={}, per_rank={"rank": rank})
+            drawn = torch.rand(1).item()
+            there = [inside.distributed.allgather(rank), inside.distributed.broadcast(kind)]
+            mine = paceline.load_checkpoint().per_rank
+        path = paceline.load_run(inside.run_dir).latest_checkpoint_path
+        with paceline.record_run(checkpoint=path, logdir="torchrun"):
+            paceline.enable_reproducibility(rank)
+            paceline.load_checkpoint()
+            again = torch.rand(1).item()
+        told = (rank, paceline.local_rank(), kind, there, mine, drawn == again, drawn)
         everybody = [None, None]
-        dist.all_gather_object(everybody, (paceline.world_rank(), paceline.local_rank(), kind, run_dir is None))
-        if paceline.world_rank() == 0:
-            print(__import__("json").dumps([everybody, str(run_dir)]))
+        dist.all_gather_object(everybody, told)
+        if rank == 0:
+            print(json.dumps([everybody, str(before), str(inside.run_dir)]))
         dist.destroy_process_group()
         """,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
+        *TORCHRUN,
     )
     assert done.returncode == 0, done.stderr
-    everybody, run_dir = json.loads(done.stdout.strip().splitlines()[-1])
-    assert everybody == [[0, 0, "SharedModel", False], [1, 1, "SharedModel", True]]
+    everybody, before, run_dir = json.loads(done.stdout.strip().splitlines()[-1])
+    there = [[0, 1], "SharedModel"]
+    assert [one[:-1] for one in everybody] == [
+        [0, 0, "SharedModel", there, {"rank": 0}, True],
+        [1, 1, "SharedModel", there, {"rank": 1}, True],
+    ]
+    assert everybody[0][-1] != everybody[1][-1], "each rank has its own random numbers"
+    assert (load_run(before).status.state, len(load_run(before).metrics)) == ("SUCCEEDED", 2)
     run = load_run(run_dir)
-    assert run.metrics["seen"].tolist() == ["[0.0, 2.0, 4.0, 6.0]"] * 2, "every second sample"
-    assert run.metrics["workers"].tolist() == [2, 2]
-    assert len(run.checkpoints) == 2
+    assert set(run.metrics["seen"]) == {"[0.0, 2.0, 4.0, 6.0]", "[1.0, 3.0, 5.0, 7.0]"}, "of both ranks"
+    assert set(run.metrics["workers"]) == {2}
+    assert len(run.checkpoints) == 3
+    assert run.checkpoints[-1].ranks == (0, 1)
+
+
+def test_torchrun_names_the_rank_that_was_killed(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import os
+        import signal
+
+        import paceline
+        import torch.distributed as dist
+        import torch
+
+        dist.init_process_group("gloo")
+        with paceline.record_run(logdir="killed"):
+            for step in range(100):
+                paceline.report(step=step)
+                if step == 3 and dist.get_rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                dist.all_reduce(torch.ones(1))
+        """,
+        *TORCHRUN,
+        train="",
+    )
+    assert done.returncode == 1
+    status = load_run("killed").status
+    assert status.state == "FAILED"
+    assert status.reason.startswith("WorkersLostError: Rank 1 is gone")

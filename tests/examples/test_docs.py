@@ -132,7 +132,7 @@ def dotted_name(entry):
 
 def test_api_page_has_every_public_name_once():
     top = [dotted_name(entry) for entry in documented() if "." not in dotted_name(entry)]
-    assert sorted(top) == paceline.__all__
+    assert sorted(top) == sorted(paceline.__all__)
 
 
 @pytest.mark.parametrize("entry", documented(), ids=dotted_name)

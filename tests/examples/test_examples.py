@@ -69,6 +69,20 @@ def test_tune_digits_finds_a_learning_rate_and_stops_bad_trials(run, ray_cluster
 # The loss of an untrained model is ln 10 = 2.3. A single loss is that of a last, small batch: we look at the median.
 
 
+def test_launched_script_learns_under_paceline_run_and_under_torchrun(run, tmp_path):
+    script = str(EXAMPLES / "launch/digits.py")
+    for launcher in (["paceline", "run", "-n", "2"], ["torch.distributed.run", "--standalone"]):
+        command = [sys.executable, "-m", *launcher, script, "--epochs", "3"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr
+        last = done.stdout.splitlines()[-1]
+        assert "epoch 3: accuracy 0." in last
+        assert float(last.split()[-1]) > 0.8
+    recorded = paceline.list_runs()[0]
+    assert recorded.request["function"]["name"] == "digits.py"
+    assert recorded.metrics["epoch"].tolist() == [1, 1, 2, 2, 3, 3]
+
+
 def test_porting_before(run):
     *epochs, returned = run("porting/before.py").splitlines()
     losses = [float(line.split("loss ")[1]) for line in epochs]
@@ -114,3 +128,11 @@ def test_folds_show_their_mean_and_deviation(run):
     assert len(folds.split()) == 5
     assert all(float(accuracy) > 0.85 for accuracy in folds.split())
     assert float(summary.split()[1]) > 0.9
+
+
+def test_trial_of_digits_runs_under_our_launcher(tmp_path):
+    command = [sys.executable, "-m", "paceline", "run", "-n", "2", EXAMPLES / "trials/digits.py", "--epochs", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    [accuracy] = re.findall(r"\[rank 0\] 3 epochs, accuracy ([\d.]+)%", done.stdout)
+    assert float(accuracy) > 85

@@ -13,9 +13,10 @@ SRC = Path(paceline.__file__).parent
 
 # Each part of the package may import from itself and from parts on a lower floor.
 FLOORS = [
-    {"testing", "__init__"},
-    {"search"},
-    {"core", "trainer"},
+    {"__main__"},
+    {"cli", "testing", "__init__"},
+    {"launch", "pytorch", "search"},
+    {"core", "profiling", "trainer"},
     {"arguments", "control", "prepare", "worker_table"},
     {"recording", "session"},
     {"backends", "callbacks", "data", "runs"},
@@ -29,19 +30,37 @@ FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in part
 
 # A third party is imported in the modules named here and nowhere else.
 HOMES = {
-    "torch": {"frameworks/torch", "backends/torch", "prepare/", "data/torch"},
-    "numpy": {"frameworks/numpy", "prepare/rng", "callbacks/tensorboard_logger", "data/", "recording/row", "runs/row"},
+    "torch": {
+        "frameworks/torch",
+        "backends/torch",
+        "prepare/",
+        "data/torch",
+        "core/torch",
+        "pytorch/",
+        "profiling/torch",
+    },
+    "numpy": {
+        "frameworks/numpy",
+        "prepare/rng",
+        "callbacks/tensorboard_logger",
+        "data/",
+        "recording/row",
+        "runs/row",
+        "pytorch/",
+    },
     "pandas": {"runs/pandas_frame", "data/pandas"},
     "pyarrow": {"data/"},
     "fsspec": {"checkpoints/storage/fsspec", "data/kinds/files"},
-    "tensorboardX": {"callbacks/tensorboard_logger"},
+    "tensorboardX": {"callbacks/tensorboard_logger", "pytorch/tensorboard_writer"},
     "mlflow": {"callbacks/mlflow_logger"},
     "wandb": {"callbacks/wandb_logger"},
+    "matplotlib": {"profiling/picture"},
     "IPython": {"callbacks/progress"},
     "rich": {"callbacks/", "trainer", "worker_table"},
     "ray": {"workers/ray", "data/ray", "search/tune"},
     "sklearn": {"data/fold_columns"},
     "tensorflow": {"data/tensorflow"},
+    "typer": {"cli/"},
 }
 
 
@@ -116,6 +135,16 @@ def test_import_paceline_loads_nothing_heavy():
     assert heavy & {*run("import paceline, sys; print(*sys.modules)")} == set()
 
 
+def test_command_line_answers_without_anything_heavy():
+    heavy = {"torch", "ray", "pandas", "fsspec", "matplotlib", "numpy", "rich", "paceline.trainer", "paceline.launch"}
+    code = (
+        "import contextlib, io, sys; from paceline.cli.app import app\n"
+        "with contextlib.redirect_stdout(io.StringIO()): app(['run', '--help'], standalone_mode=False)\n"
+        "print(*sys.modules)"
+    )
+    assert heavy & {*run(code)} == set()
+
+
 def test_a_trainer_needs_no_framework_in_the_driver():
     code = (
         "import paceline, sys; from paceline import BackendConfig, Trainer\n"
@@ -126,11 +155,11 @@ def test_a_trainer_needs_no_framework_in_the_driver():
 
 
 def test_public_names_are_sorted_and_all_there():
-    assert paceline.__all__ == sorted(paceline.__all__)
-    assert set(paceline.__all__) == {*paceline._HOME_OF, "__version__"}
+    assert paceline.__all__ == sorted(paceline.__all__, key=lambda name: (not name.isupper(), name))
+    assert set(paceline.__all__) == {*paceline._HOME_OF, "LOG_FORMAT", "__version__"}
     for name in paceline.__all__:
         assert getattr(paceline, name) is not None
-    assert dir(paceline) == paceline.__all__
+    assert dir(paceline) == sorted(paceline.__all__)
 
 
 def test_names_of_raysgd_are_the_same_classes():

@@ -266,3 +266,30 @@ def test_processes_of_a_loader_may_be_spawned():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[[0, 1], [2, 3], [4, 5]]\n", done.stderr
+
+
+def test_process_that_is_forked_in_a_loop_cannot_go_on_with_it():
+    """It waited for ever for threads that it has not."""
+    code = (
+        "import os; import numpy as np; from paceline.data import from_numpy\n"
+        "batches = iter(from_numpy({'id': np.arange(300)}).map(lambda row: row).iter_batches(5))\n"
+        "next(batches)\n"
+        "pid = os.fork()\n"
+        "try:\n"
+        "    print(1 + sum(1 for _ in batches), flush=True)\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, flush=True)\n"
+        "if pid: os.waitpid(pid, 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert sorted(done.stdout.split()) == ["60", "DataError"], done.stderr
+
+
+def test_program_ends_although_somebody_holds_a_loop():
+    code = (
+        "import numpy as np; from paceline.data import from_numpy\n"
+        "held = iter(from_numpy({'id': np.arange(300)}).map(lambda row: row).iter_batches(5))\n"
+        "next(held)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -16,6 +16,7 @@ from paceline.control.attempt import (
     Wish,
     advance,
 )
+from paceline.control.notes import Notes
 from paceline.recording.gather import Mismatch
 from paceline.workers.base import Asked, Died, Raised
 
@@ -180,3 +181,13 @@ def test_rank_that_has_ended_is_not_waited_for():
     attempt = Attempt(None, Facts(3, values={2: "done"}, died=[Died(1, "x")]), [0.0] * 3)
     attempt.stops.take(0, asked(0, 5), now=0.0)
     assert attempt.stops.settle(attempt.running(), now=0.0) == [(asked(0, 5), 5)]
+
+
+def test_note_reaches_those_who_waited_for_it_and_those_who_come_later():
+    notes = Notes()
+    early, late = Asked(1, 1, "get", "address"), Asked(2, 1, "get", "address")
+    put = Asked(0, 1, "put", ("address", "here"))
+    assert notes.take(Asked(1, 2, "get", "another")) == []
+    assert notes.take(early) == []
+    assert notes.take(put) == [(put, None), (early, "here")]
+    assert notes.take(late) == [(late, "here")]

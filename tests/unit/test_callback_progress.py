@@ -59,6 +59,35 @@ def test_a_frame_before_the_first_report():
     assert "waiting for the first report" in shown(ProgressView(Progress("/results/sgd/run_001", 1)))
 
 
+def test_progress_has_a_bar_a_percentage_and_the_time_left():
+    now = time.monotonic()
+    progress = Progress("/r/run_001", 1, started_s=now - 500)
+    progress.first_done, progress.done = (now - 100, 0.2), (now, 0.3)
+    [_, line] = shown(ProgressView(progress)).splitlines()
+    assert re.fullmatch(r"━{30} 30 % · 11:3\d|━{30} 30 % · 11:4\d left|━{30} 30 % · 11:[34]\d left", line.strip()), line
+
+
+def test_progress_that_was_told_once_is_measured_from_the_beginning():
+    now = time.monotonic()
+    progress = Progress("/r/run_001", 1, started_s=now - 30)
+    progress.first_done = progress.done = (now, 0.25)
+    progress.num_steps, progress.latest = 3, STEP
+    [_, line, step, _] = shown(ProgressView(progress)).splitlines()
+    assert "25 % · 1:" in line or "25 % · 89" in line
+    assert step.strip().startswith("step 1,234")
+
+
+def test_progress_is_taken_from_a_run():
+    callback = started(terminal())
+    callback.show_progress(0.5)
+    assert callback._progress.done[1] == 0.5
+    callback.handle_restart(1, "rank 1 died", cause="loss")
+    callback.show_progress(0.25)
+    assert callback._progress.first_done[1] == 0.25
+    callback.finish_training()
+    callback.show_progress(1.0)
+
+
 def test_speed_is_that_of_the_last_frames():
     progress = Progress("/r/run_001", 1, started_s=time.monotonic() - 1000)
     progress.num_steps, progress.latest = 1100, STEP

@@ -79,6 +79,21 @@ def test_draft_is_dropped_while_it_is_being_written(tmp_path):
         storage.commit(draft, MANIFEST, ["a"])
 
 
+def test_draft_of_another_rank_is_dropped_when_it_was_just_seen(tmp_path, monkeypatch):
+    """It was taken for somebody else's, which ended the run."""
+    storage, draft = LocalStorage(tmp_path), Draft("one", "token")
+    storage.put(draft, [MemoryFile("a", [b"a"])])
+
+    def mkdir(path, mode=0o777):
+        storage.discard(draft)
+        raise FileExistsError(errno.EEXIST, "File exists", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", mkdir)
+        storage.put(draft, [MemoryFile("b", [b"b"])])
+    assert os.listdir(tmp_path) == []
+
+
 def test_root_is_deleted_while_a_draft_is_being_written(tmp_path):
     storage = LocalStorage(tmp_path / "root")
     happens = Interrupting(lambda: shutil.rmtree(tmp_path / "root"))

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from torch.utils.data import IterableDataset
 
 from paceline import Trainer
 from paceline.data import as_dataset, from_numpy, mix, read_csv, read_json, read_parquet, resolve_dataset, sample_rng
@@ -233,6 +234,50 @@ def test_missing_numbers_and_lists_of_any_length_are_no_tensors():
     with pytest.raises(DataError, match="'b' holds lists of different lengths"):
         next(iter(table.select_columns("b").iter_torch_batches(3)))
     assert next(iter(table.iter_batches(3, "pandas")))["a"].isna().sum() == 1
+
+
+@pytest.mark.parametrize("fn", [lambda row: None, lambda row: row if row["id"] else None, lambda row: row.update(x=1)])
+def test_function_that_returns_nothing(numbers, fn):
+    with pytest.raises(
+        DataError, match=r"given to .map\(\) returned None for a row of arrays; .* Is a `return` missing"
+    ):
+        read_all(numbers.map(fn))
+
+
+def test_field_that_comes_later_is_told_with_what_to_do(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n' * 20 + '{"a": 1, "b": 2}\n')
+    with pytest.raises(DataError, match=r"unexpected field.* schema=\.\.\. says what they are"):
+        read_all(read_json(tmp_path, block_bytes=50))
+
+
+def test_labels_that_are_no_tensors(numbers):
+    text = as_dataset(pa.table({"x": [1.0, 2.0], "y": ["a", "b"]}))
+    with pytest.raises(ArgumentError, match=r"the label column 'y' holds object values, of which there are no tensors"):
+        next(iter(text.to_torch(2)))
+    with pytest.raises(ArgumentTypeError, match=r"label_column=\['a', 'b'\]\): expected the name of one column"):
+        numbers.to_torch(2, label_column=["a", "b"])
+
+
+def test_rows_of_a_stream_that_differ():
+    class Stream(IterableDataset):
+        def __init__(self, *rows):
+            self.rows = rows
+
+        def __iter__(self):
+            return iter(self.rows)
+
+    for other, told in (({"a": 1}, "a"), ({"a": 1, "b": 2, "c": 3}, "a, b, c"), ((1, 2), "a tuple")):
+        with pytest.raises(DataError, match=f"a row with the columns a, b, and one with {told}: expected the same"):
+            read_all(as_dataset(Stream({"a": 1, "b": 2}, other)))
+    with pytest.raises(DataError, match=r"different shapes, \(1, 1\) and others, .* rows that are tuples"):
+        read_all(as_dataset(Stream({"a": np.ones((1, 1))}, {"a": np.ones((2, 2))})))
+
+
+def test_data_frame_with_two_columns_of_one_name():
+    import pandas as pd
+
+    with pytest.raises(ArgumentError, match="this data frame cannot be read: Duplicate column names"):
+        as_dataset(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
 @pytest.mark.parametrize(

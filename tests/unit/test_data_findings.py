@@ -1,7 +1,14 @@
 """What a second reading of the data layer found: each of these was wrong once."""
 
+import datetime
 import functools
+import gc
+import logging
+import operator
+import pickle
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +34,77 @@ def ids_of(batches):
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", ["iter_torch_batches", "iter_batches"])
+def test_lists_of_different_lengths_can_be_padded(read):
+    table = pa.table({"ids": [[1], [2, 3], [4, 5, 6]], "names": [["a"], [], ["b", "c"]], "y": [0, 1, 0]})
+    options = {} if read == "iter_torch_batches" else {"batch_format": "torch"}
+
+    def collate(batch):
+        return torch.nn.utils.rnn.pad_sequence(batch["ids"], batch_first=True), batch["names"], batch["y"]
+
+    [(padded, names, y)] = getattr(as_dataset(table), read)(3, collate_fn=collate, **options)
+    assert padded.tolist() == [[1, 0, 0], [2, 3, 0], [4, 5, 6]]
+    assert names == [["a"], [], ["b", "c"]]
+    assert y.tolist() == [0, 1, 0]
+
+
+def test_lists_of_lists_and_missing_lists():
+    nested = as_dataset(pa.table({"boxes": [[[1, 2], [3, 4]], [[5, 6]]]}))
+    [boxes] = nested.iter_torch_batches(2, collate_fn=lambda batch: [one.tolist() for one in batch["boxes"]])
+    assert boxes == [[[1, 2], [3, 4]], [[5, 6]]]
+    with pytest.raises(DataError, match="'ids' has a missing value where others have a list"):
+        list(as_dataset(pa.table({"ids": [[1], None]})).iter_torch_batches(2, collate_fn=len))
+
+
+def test_categories_are_what_they_stand_for(tmp_path):
+    import pandas as pd
+
+    for number, order in enumerate(("ab", "ba")):  # the code of "a" differs
+        frame = pd.DataFrame({"c": pd.Categorical([*order] * 3, categories=[*order]), "n": pd.Categorical([5, 7] * 3)})
+        frame.to_parquet(tmp_path / f"{number}.parquet")
+    for batch in (
+        *read_parquet(tmp_path, lanes=1).iter_torch_batches(12),
+        *as_dataset(pd.concat(map(pd.read_parquet, sorted(tmp_path.iterdir())))).iter_torch_batches(12),
+    ):
+        assert batch["c"] == [*"ababab", *"bababa"]
+        assert batch["n"].tolist() == [5, 7] * 6
+    for batch in read_parquet(tmp_path, lanes=1).iter_batches(6, "pandas"):
+        assert not hasattr(batch["c"], "cat"), "codes that differ from file to file"
+
+
+def test_arrays_of_text_and_of_lists():
+    lists = np.empty(2, object)
+    lists[:] = [[1], [2, 3]]
+    data = from_numpy({"text": np.array(["a", "bb"]), "lists": lists, "words": np.array(["a", None], object)})
+    [batch] = data.iter_torch_batches(2, collate_fn=dict)
+    assert (batch["text"], batch["words"]) == (["a", "bb"], ["a", None])
+    assert [one.tolist() for one in batch["lists"]] == [[1], [2, 3]]
+
+
+def test_csv_without_a_line_of_names(tmp_path, caplog):
+    (tmp_path / "rows.csv").write_text("0.5,1,2\n1.5,2,3\n2.5,3,4\n")
+    names = ["x", "z", "y"]
+    for options in ({}, {"block_bytes": 8}):
+        batches = list(read_csv(tmp_path, column_names=names, **options).to_torch(3))
+        assert torch.cat([x for x, _ in batches]).tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]]
+    assert not caplog.text
+    assert len(next(iter(read_csv(tmp_path).iter_batches(3, "pandas")))) == 2
+    assert "its first line holds numbers only, 0.5, 1, 2, and is taken for the names" in caplog.text
+
+
+@pytest.mark.parametrize("header", ["0,1,2", "2019,2020,2021", "a,1.5,2"])
+def test_csv_with_names_that_are_numbers(header, tmp_path, caplog):
+    (tmp_path / "rows.csv").write_text(f"{header}\n1,2,3\n")
+    assert len(next(iter(read_csv(tmp_path).iter_batches(3, "pandas")))) == 1
+    assert not caplog.text
+
+
+def test_columns_of_which_there_are_no_tensors_are_told():
+    table = as_dataset(pa.table({"s": [{"a": 1}, {"a": 2}]}))
+    with pytest.raises(DataError, match=r"'s' holds struct<a: int64> values, of which there are no tensors"):
+        list(table.iter_torch_batches(2))
 
 
 def test_files_may_have_their_columns_in_another_order(tmp_path):
@@ -126,12 +204,60 @@ class Callable:
         (of, {1, 2, 3}, {1, 2, 4}),
         (of, np.arange(3), np.arange(4)),
         (Callable, 1, 2),
+        (of, np.int64(1), np.int64(2)),
+        (of, datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+        (of, torch.tensor(1), torch.tensor(2)),
+        (of, torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.zeros(1))),
+        (of, Path("a"), Path("b")),
+        (lambda value: Callable(value).__call__, 1, 2),
+        (operator.itemgetter, "a", "b"),
+        (lambda value: re.compile(value).match, "a", "b"),
     ],
-    ids=["partial", "expression", "keyword", "dict", "set", "array", "object"],
+    ids=[
+        "partial",
+        "expression",
+        "keyword",
+        "dict",
+        "set",
+        "array",
+        "object",
+        "number",
+        "date",
+        "tensor",
+        "parameter",
+        "path",
+        "method",
+        "getter",
+        "pattern",
+    ],
 )
 def test_functions_that_differ_in_what_they_hold_are_known_apart(make, one, other):
     assert identity_of(make(one)) == identity_of(make(one))
     assert identity_of(make(one)) != identity_of(make(other))
+
+
+def test_modules_and_loggers_that_a_function_holds_are_known_by_their_names():
+    """Whatever else they hold: what is imported, and how a process logs, is not the same everywhere."""
+
+    def make():
+        import torch as module
+
+        log = logging.getLogger("some")
+        return lambda row: (module, log)
+
+    former = identity_of(make())
+    torch.something = logging.getLogger("some").something = object()
+    try:
+        assert identity_of(make()) == former
+    finally:
+        del torch.something, logging.getLogger("some").something
+
+
+def test_object_that_many_hold_is_looked_at_once():
+    held = [1]
+    for _ in range(60):
+        held = [held, held]
+    assert identity_of(of(held)) == identity_of(of(held))
 
 
 def test_functions_that_call_each_other_have_one_identity():
@@ -202,6 +328,15 @@ def test_rank_without_rows_has_a_batch_of_its_shape():
     assert all(isinstance(batch, tuple) and len(batch) == 2 for batch in arrays)
 
 
+def test_rows_that_fill_up_are_not_what_the_user_made_of_them(tmp_path):
+    pq.write_table(pa.table({"x": np.arange(5.0)}), tmp_path / "rows.parquet")
+    seen = []
+    for x in read_parquet(tmp_path).to_torch(3, label_column=None, rest="pad"):
+        seen.append(x[:, 0].tolist())
+        x += 100
+    assert seen == [[0, 1, 2], [3, 4, 0]]
+
+
 def test_option_that_would_mix_up_the_order_is_refused():
     with pytest.raises(ArgumentError, match="in_order"):
         numbers(8).to_torch(1, num_workers=2, in_order=False)
@@ -225,6 +360,20 @@ def test_too_many_datasets_are_refused():
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
+
+
+def test_other_subset_of_a_torch_dataset_is_other_data():
+    whole = TensorDataset(torch.arange(20))
+
+    def mark(seed, data=whole):
+        half, _ = torch.utils.data.random_split(data, [10, 10], torch.Generator().manual_seed(seed))
+        return as_dataset(half).fingerprint()
+
+    assert mark(0) == mark(0) != mark(1)
+    nested = [torch.utils.data.Subset(torch.utils.data.Subset(whole, part), [0, 1]) for part in ([1, 2], [3, 4])]
+    assert as_dataset(nested[0]).fingerprint() != as_dataset(nested[1]).fingerprint()
+    copied = pickle.loads(pickle.dumps(as_dataset(nested[0])))
+    assert copied.fingerprint() == as_dataset(nested[0]).fingerprint()
 
 
 def test_sizes_that_changed_between_epochs_are_kept():
@@ -294,3 +443,23 @@ def test_what_is_learned_can_be_saved_while_threads_learn():
     finally:
         is_over.set()
         thread.join()
+
+
+def test_what_is_learned_can_be_saved_while_garbage_is_collected():
+    """A collection runs whatever code is due, and so may let another thread learn, between any two allocations."""
+    counts = dict.fromkeys(range(5000), 1)
+    knowledge, threshold = Knowledge({0: counts}), gc.get_threshold()
+
+    def learn(phase, info):
+        counts[len(counts)] = 1
+
+    gc.callbacks.append(learn)
+    gc.set_threshold(1)
+    try:
+        state = knowledge.as_state()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(learn)
+    blocks, passing = state["0"]
+    assert len(blocks) == len(passing) >= 5000
+    assert len(counts) > 5000

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from paceline.data import as_dataset, from_numpy, mix, read_csv, read_json, read_parquet, resolve_dataset, to_cv
+import paceline
+from paceline import BackendConfig, Trainer
+from paceline.data import as_dataset, audit, from_numpy, mix, read_csv, read_json, read_parquet, resolve_dataset, to_cv
 from paceline.data.folds_in_worker import FoldsInWorker, Progress
 from paceline.data.shard import Shard
 from paceline.errors import ArgumentError, ArgumentTypeError, DataError, MissingDependencyError
@@ -265,6 +267,43 @@ def test_known_size_and_description(tmp_path):
     assert told["folds"][1][1]["source"]["num_rows"] == 51
 
 
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"groups": "group"}, {"stratify": "label"}])
+@pytest.mark.parametrize("splits", [2, 7])
+def test_size_of_a_fold_of_parquet_files_is_known(splits, options, tmp_path):
+    for pair in to_cv(parquet_data(tmp_path), splits, **options):
+        for one in pair:
+            assert one.num_rows() == len(numbers(one))
+            assert len(one.to_torch(10)) == -(-one.num_rows() // 10)
+
+
+def test_size_that_would_have_to_be_read_is_not_known(tmp_path):
+    parquet, csv = parquet_data(tmp_path), csv_data(tmp_path)
+    inner = to_cv(to_cv(parquet, 2)[0][0], 2)[0][0]
+    for data in (inner, to_cv(csv, 2)[0][0], to_cv(parquet.filter(lambda row: row["x"] > 3), 2)[0][0]):
+        assert data.num_rows() is None
+    assert (parquet.limit(20).num_rows(), parquet.limit(1000).num_rows(), csv.limit(20).num_rows()) == (20, 203, None)
+
+
+def read_folds(config):
+    for index, pair in paceline.get_datasets().items():
+        for one in pair:
+            for batch in one.get_split().iter_batches(16):
+                paceline.report(cv=index, n=len(batch["x"]))
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("options", [{}, {"groups": "group"}])
+def test_folds_are_audited_by_the_numbers_that_rows_have_in_the_whole(kind, options, is_given, tmp_path):
+    folds = to_cv(kind(tmp_path), 3, **options)
+    with Trainer(BackendConfig(), num_workers=0, logdir=tmp_path / "runs") as trainer:
+        trainer.run(read_folds, dataset=folds, record_ids=True)
+    report = audit(trainer.latest_run_dir, dataset=folds if is_given else None)
+    assert report.is_clean, str(report)
+    assert sum(one.once for one in report.epochs) == 3 * NUM_ROWS
+    if is_given:
+        assert {one.never for one in report.epochs} == {0}
+
+
 # --- what cannot be ---------------------------------------------------------------------------------------------------
 
 
@@ -411,3 +450,20 @@ def test_checkpoint_of_another_number_of_folds(caplog):
         folds.restore(None, lambda: [{"fold": 4, "num_folds": 5}])
     assert [index for index, _ in folds.items()] == [0, 1, 2]
     assert "a run with 5 folds, and this one has 3" in caplog.text
+
+
+def test_folds_of_rows_with_an_index_are_clean(tmp_path):
+    """They have the numbers of the data that they are cut from: those of the other folds are not missing."""
+
+    def train():
+        for _, pair in paceline.get_datasets().items():
+            for part in pair:
+                for _ in part.get_split().iter_batches(7):
+                    paceline.report(x=1)
+
+    data = from_numpy({"x": np.arange(60), "y": np.arange(60) % 2})
+    with Trainer(BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
+        trainer.run(train, dataset=to_cv(data, 3, stratify="y"), record_ids=True)
+    report = audit(trainer.latest_run_dir)
+    assert [(one.once, one.twice, one.never) for one in report.epochs] == [(40, 0, 0), (20, 0, 0)] * 3
+    assert report.is_clean

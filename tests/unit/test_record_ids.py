@@ -148,6 +148,21 @@ def test_whole_run_in_this_process(files, tmp_path, record):
         audit(trainer.latest_run_dir, dataset=data["train"])
 
 
+def read_in_two_forms(config):
+    data = paceline.get_dataset()
+    for shard in (data.get_split(), data.map(lambda row: {"z": row["x"]}).get_split()):
+        for _ in shard.iter_batches(100):
+            paceline.report(loss=0.0)
+
+
+def test_rows_that_are_read_in_two_forms_did_not_come_twice(files, tmp_path):
+    with Trainer(BackendConfig(), num_workers=0, logdir=tmp_path) as trainer:
+        trainer.run(read_in_two_forms, dataset=read_parquet(files), record_ids=True)
+    report = audit(trainer.latest_run_dir)
+    assert report.is_clean
+    assert [(one.dataset, one.once) for one in report.epochs] == [("dataset", 500), ("dataset (2)", 500)]
+
+
 def test_reports_do_not_show_what_they_took_along(files, tmp_path):
     def train():
         for _ in paceline.get_data_shard().iter_batches(100):

@@ -12,7 +12,7 @@ from paceline.checkpoints.content.files import record_of
 from paceline.checkpoints.content.snapshot import rank_dir, snapshot
 from paceline.checkpoints.part import Part
 from paceline.checkpoints.store import CheckpointStore
-from paceline.errors import TrainerStateError
+from paceline.errors import ArgumentError, TrainerStateError
 from paceline.recording.ledger import SILENCE_S
 from paceline.recording.recorder import MUTE_S, Recorder
 from paceline.runs import RunFolder, RunRequest, checkpoint_root
@@ -234,18 +234,13 @@ def test_fork_of_a_recorded_script_leaves_the_run_alone():
     assert (run.status.state, len(run.metrics)) == ("SUCCEEDED", 1)
 
 
-def test_rank_0_of_several_gets_its_own_back(monkeypatch):
+def test_ranks_that_cannot_find_each_other_are_told_so(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with record_run(logdir="recorded") as run_dir:
-        paceline.save_checkpoint(per_rank={"mine": 1})
-    with record_run(checkpoint=paceline.load_run(run_dir).latest_checkpoint_path, logdir="recorded"):
-        assert paceline.load_checkpoint().per_rank == {"mine": 1}
-    monkeypatch.setenv("RANK", "1")
-    with record_run(logdir="recorded") as nowhere:
-        assert nowhere is None
-        paceline.report(x=1)
-        paceline.save_checkpoint(per_rank={"mine": 2})
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with pytest.raises(ArgumentError, match="MASTER_PORT not set"), record_run(logdir="nowhere"):
+        pass
+    assert not [run for run in paceline.list_runs() if "nowhere" in str(run.path)]
 
 
 def test_what_was_begun_behind_a_url_is_dropped_at_the_end(tmp_path):

@@ -136,6 +136,19 @@ def test_last_frame_that_a_crashed_machine_left_damaged_is_cut_off(tmp_path):
     assert ([rank for _, rank, _ in content.messages], content.num_damaged) == ([0, 1, 7], 0)
 
 
+def test_damage_in_the_middle_is_still_there_when_the_run_goes_on(tmp_path):
+    """All that came after it was cut off, and the audit of what was left was clean."""
+    path = tmp_path / "rows.bin"
+    data = written(path)
+    place = len(written(tmp_path / "1.bin", 1)) + 9  # in the body of the second message
+    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    file = RowsFile(path)
+    file.append_rows(1, 7, b"more")
+    file.close()
+    content = read_rows_file(path)
+    assert ([rank for _, rank, _ in content.messages], content.num_damaged) == ([0, 2, 7], 1)
+
+
 def test_any_wrong_byte_is_noticed_or_harms_nobody(tmp_path):
     path = tmp_path / "rows.bin"
     data = written(path)
@@ -197,7 +210,7 @@ def test_hash_of_a_text_does_not_depend_on_its_neighbours():
 def test_log_joins_the_batches_of_an_epoch_and_tells_when_many_wait():
     told = []
     log = RowLog(None, lambda: told.append(log.message(1, 1)))
-    shard = log.shard(from_numpy({"x": np.arange(200_000)}), "train", 0, 1, lambda: 0)
+    shard = log.shard("train|x", from_numpy({"x": np.arange(200_000)}), "train", 0, 1, lambda: 0)
     for _ in shard.iter_batches(1000):
         pass
     assert len(told) == 3

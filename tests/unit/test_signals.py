@@ -10,6 +10,7 @@ import pytest
 
 import paceline
 from paceline import BackendConfig, SGDCallback, Trainer
+from paceline.control.termination import Signals
 from paceline.testing import ScriptedEngine, reports, returns, saves
 from paceline.workers.base import Sent
 
@@ -208,5 +209,21 @@ def test_on_whatever_line_it_comes_the_run_ends_and_says_so(gap):
         states += [run.status.state for run in paceline.list_runs(trainer.logdir)]
         assert set(states) <= {"STOPPED", "SUCCEEDED"}, f"line {line} of {num_lines}"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert trainer.run(lambda: None) == ["done"], "the Trainer is as good as new"
     assert states.count("STOPPED") > 10
+
+
+def test_echo_of_a_launcher_is_no_second_signal():
+    now = [10.0]
+    signals = Signals(lambda: now[0], settle_s=1.0)
+    with signals.watching():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.wish.kind == "terminate"
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not signals.is_urgent()
+        now[0] = 12.0
+        with pytest.raises(KeyboardInterrupt), signals.raising(1):
+            os.kill(os.getpid(), signal.SIGINT)
+        signals.release()

@@ -14,7 +14,7 @@ def test_address_that_rank_0_does_not_have():
     wire = RecordingWire(Place())
     wire.address = "203.0.113.7"  # of a block that is reserved for documentation
     with pytest.raises(WorkerStartError, match=r"cannot listen on 203\.0\.113\.7.*--node-ip-address"):
-        backend._open_store(wire, 5)
+        backend.open_store(wire, 5)
     assert wire.shared == {}
 
 

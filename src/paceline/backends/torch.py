@@ -54,7 +54,7 @@ class TorchConfig(BackendConfig):
 
     def join(self, call: Caller, *, use_gpu: bool) -> None:
         backend = self.backend or ("nccl" if use_gpu else "gloo")
-        address, port = call.one(0, _open_store, self.timeout_s)
+        address, port = call.one(0, open_store, self.timeout_s)
         call.all(_join_group, backend, address, port, self.timeout_s)
 
     def intact(self) -> bool:
@@ -77,7 +77,7 @@ class TorchConfig(BackendConfig):
         return error.type_name == "RuntimeError" and _BROKEN.search(error.message) is not None
 
 
-def _open_store(wire: Wire, timeout_s: float) -> tuple[str, int]:
+def open_store(wire: Wire, timeout_s: float) -> tuple[str, int]:
     """On rank 0: a store on a port that the system picks, so that no two groups can collide, for those only who reach
     this worker. By itself a store would listen on all interfaces, as IPv6: open to other machines, and asking a name
     server for each of its IPv4 clients, one after the other."""

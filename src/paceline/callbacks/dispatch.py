@@ -96,6 +96,11 @@ class CallbackList:
             display.show_unfinished(lines)
         return bool(self._displays)
 
+    def show_progress(self, done: float) -> None:
+        """How much of the run is done, from 0 to 1."""
+        for display in self._displays:
+            display.show_progress(done)
+
     def finish_training(
         self,
         error: bool = False,

@@ -33,10 +33,11 @@ def default_progress() -> Callback | None:
 class ProgressCallback(Callback):
     """Shows the run's name, time, steps and speed, rank 0's latest numbers, checkpoints and restarts.
 
-    In an elastic run it shows how many workers there are, and how many there were. Lines that workers have not finished
-    yet, such as progress bars of their own, stand below, one for each rank. It ends as one line that says how the run
-    ended and where its folder is. In a terminal, what is printed meanwhile appears above the display.
-    Taking a result only stores it; drawing happens at most ten times a second.
+    With `report_progress` it has a bar, a percentage and the time left. In an elastic run it shows how many workers
+    there are, and how many there were. Lines that workers have not finished yet, such as progress bars of their own,
+    stand below, one for each rank. It ends as one line that says how the run ended and where its folder is. In a
+    terminal, what is printed meanwhile appears above the display. Taking a result only stores it; drawing happens at
+    most ten times a second.
     """
 
     def __init__(self, console: "Console | None" = None):
@@ -70,6 +71,7 @@ class ProgressCallback(Callback):
         if self._progress is not None and self._screen is not None:
             if info.get("cause") != "growth":  # that is no failure, and handle_resize tells it
                 self._progress.num_restarts += 1
+            self._progress.first_done = None  # it may go on from an earlier point, at another speed
             self._screen.touch()
 
     def handle_resize(self, world_size: int, **info: Any) -> None:
@@ -83,6 +85,12 @@ class ProgressCallback(Callback):
         """What workers have printed of lines that are not finished yet: their own progress bars, say."""
         if self._progress is not None and self._screen is not None:
             self._progress.unfinished = dict(lines)
+            self._screen.touch()
+
+    def show_progress(self, done: float) -> None:
+        """How much of the run is done, from 0 to 1, as `report_progress` tells it."""
+        if self._progress is not None and self._screen is not None:
+            self._progress.tell_done(done)
             self._screen.touch()
 
     def finish_training(self, error: bool = False, **info: Any) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from paceline.callbacks.flatten import numeric_metrics, step_of
 
+_BAR_WIDTH = 30
 _MAX_METRICS = 8
 _MAX_SIZES = 5
 _MAX_UNFINISHED = 8
@@ -37,10 +38,17 @@ class Progress:
     """How many workers there were before each change."""
     unfinished: dict[int, str] = field(default_factory=dict)
     """What each rank has printed of its present line."""
+    first_done: tuple[float, float] | None = None
+    done: tuple[float, float] | None = None
+    """When `report_progress` was first, and last, called, and with what."""
     status: str = "RUNNING"
     ended_s: float | None = None
     problem: str = ""
     samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
+
+    def tell_done(self, done: float) -> None:
+        self.done = (time.monotonic(), done)
+        self.first_done = self.first_done or self.done
 
 
 class ProgressView:
@@ -87,14 +95,35 @@ def summary(progress: Progress) -> Text:
 
 
 def _details(progress: Progress, now: float) -> list[RenderableType]:
+    bar = [] if progress.done is None else [_joined(_bar(progress.done[1]), _time_left(progress, now))]
     if not progress.num_steps:
-        return [Padding(Text("waiting for the first report", style="dim"), (0, 0, 0, 2))]
+        return [Padding(line, (0, 0, 0, 2)) for line in bar or [Text("waiting for the first report", style="dim")]]
     steps = Text(f"step {step_of(progress.latest) or progress.num_steps:,}", style="bold")
-    lines = [_joined(steps, _rate(progress, now), *_events(progress))]
+    lines = [*bar, _joined(steps, _rate(progress, now), *_events(progress))]
     metrics = _metrics(progress.latest)
     if metrics:
         lines.append(metrics)
     return [Padding(line, (0, 0, 0, 2)) for line in lines]
+
+
+def _bar(done: float) -> Text:
+    full = int(done * _BAR_WIDTH)
+    bar = Text("━" * full, style="cyan").append("━" * (_BAR_WIDTH - full), style="grey35")
+    return bar.append(f" {int(done * 100)} %", style="bold")
+
+
+def _time_left(progress: Progress, now: float) -> str:
+    """At the speed since `report_progress` was first called: before that, the run may have started, or have gone on
+    from a checkpoint. With one call only, at the speed since the run began."""
+    if progress.done is None or progress.first_done is None:
+        return ""
+    (at_s, done), (first_s, first) = progress.done, progress.first_done
+    if done <= first:
+        first_s, first = progress.started_s, 0.0
+    if done <= first or at_s <= first_s:
+        return ""
+    left_s = (1 - done) * (at_s - first_s) / (done - first) - (now - at_s)
+    return f"{_elapsed(max(0.0, left_s))} left"
 
 
 def _unfinished(lines: dict[int, str]) -> list[RenderableType]:

@@ -20,11 +20,13 @@ class Part:
     files: tuple[FileRecord, ...] = ()
     score: float | None = None
     num_collectives: int | None = None
+    is_alone: bool = False
+    """Whether it is the whole checkpoint: rank 0 has saved it without the others."""
 
     @property
     def has_own(self) -> bool:
         """Whether there is something in it that no other rank's part can stand for."""
-        return any(record.name.startswith(rank_dir(self.rank)) for record in self.files)
+        return any(self.rank or record.name.startswith(rank_dir(self.rank)) for record in self.files)
 
 
 @dataclass(frozen=True)

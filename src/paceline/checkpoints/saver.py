@@ -13,7 +13,8 @@ from paceline.checkpoints.checkpoint import Checkpoint, Parts
 from paceline.checkpoints.part import DraftFound, Found
 from paceline.checkpoints.reading import load_draft, load_through, open_parts
 from paceline.checkpoints.storage.base import Storage
-from paceline.checkpoints.store import CheckpointStore
+from paceline.checkpoints.storage.workspace import Workspace
+from paceline.checkpoints.store import CheckpointStore, name_of
 from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.checkpoints.writer import Content, PartWriter
 from paceline.errors import CheckpointError, CheckpointNotFoundError
@@ -63,8 +64,8 @@ class Saver:
         driver: Driver,
         opener: Callable[[str | Path], Storage],
     ):
-        self._start, self._strategy = start, strategy
-        self._rank, self._driver = rank, driver
+        self._start, self.strategy = start, strategy
+        self._rank, self._world_size, self._driver = rank, world_size, driver
         self._store = CheckpointStore(start.root, opener(start.root), start.token)
         self._fetched = contextlib.ExitStack()
         """Copies of directories that were loaded. Not for `atexit`: a worker has many runs, and leaves without it."""
@@ -73,6 +74,8 @@ class Saver:
         self.num_collectives: Callable[[], int | None] = lambda: None
         """See Part."""
         self._next_id = start.first_id
+        self._is_alone: bool | None = None
+        """Whether the saves so far were rank 0's alone."""
         self._turn, self._is_taken = threading.RLock(), False
         self._writer = PartWriter(
             self._store,
@@ -87,24 +90,77 @@ class Saver:
         """Of the checkpoint that the next `save` is a part of."""
         return self._next_id
 
+    def settle(self) -> None:
+        """Block until the last one that was saved is a checkpoint. Raises what went wrong with it."""
+        if self._next_id > self._start.first_id:
+            self.wait(self._next_id - 1, LOAD_TIMEOUT_S)
+
     def save(
-        self, state: dict[str, Any], directory: str | Path | None, own: dict[str, Any] | None, iteration: int
-    ) -> None:
-        """The shared state, and a directory with it, are rank 0's; other ranks give what is their own."""
+        self,
+        state: dict[str, Any],
+        directory: str | Path | None,
+        own: dict[str, Any] | None,
+        iteration: int,
+        *,
+        has_files: bool = False,
+        is_alone: bool = False,
+    ) -> int:
+        """The shared state, and a directory with it, are rank 0's; other ranks give what is their own, and, with
+        `has_files`, a directory too, whose files have names that no other rank gives. With `is_alone` the checkpoint
+        has no other part than rank 0's. Returns its id."""
         is_first = self._rank == 0
-        content = Content(state if is_first else None, directory if is_first else None, own)
+        content = Content(state if is_first else None, directory if is_first or has_files else None, own)
         with self._my_turn():
+            self._check_mixture(is_alone)
             id, self._next_id = self._next_id, self._next_id + 1  # the n-th call is number n, also when it fails
             try:
-                score = self._strategy.score_of(state) if is_first else None
-                earlier = self._writer.save(id, content, iteration, score, self.num_collectives())
+                score = self.strategy.score_of(state) if is_first else None
+                earlier = self._writer.save(id, content, iteration, score, self.num_collectives(), is_alone)
             except BaseException as error:
                 self._driver.send("save_failed", (id, str(error)))
                 raise
-            if is_first or own is not None:
+            if not is_alone and (is_first or own is not None or content.directory is not None):
                 self._driver.send("saving", id)
         if earlier is not None:  # not before: this one is saved all the same
             raise earlier
+        return id
+
+    def _check_mixture(self, is_alone: bool) -> None:
+        """Ranks count their saves to know which belong together: what one of them does alone, others do not count."""
+        if self._world_size > 1 and self._is_alone not in (None, is_alone):
+            raise CheckpointError(
+                "This run has saved checkpoints on rank 0 alone, with core's upload() or store_path(), and others on "
+                "all ranks: which of them belong together could not be told. Use one way, or shard=True on all ranks."
+            )
+        self._is_alone = is_alone
+
+    def wait(self, id: int, timeout_s: float) -> str:
+        """Block until what was saved as `id` is a checkpoint; its path. Raises what went wrong with it."""
+        with self._my_turn():
+            self._writer.flush()
+        self._driver.flush()
+        self._until_committed(id, self._store.path_of(id), timeout_s)
+        return self._store.path_of(id)
+
+    def name_of(self, id: int) -> str:
+        return name_of(id)
+
+    def path_of(self, name: str) -> str:
+        return self._store.storage.path_of(name)
+
+    def workspace(self) -> Workspace:
+        """A directory for files that are to be saved, near to where they go."""
+        return self._store.storage.workspace()
+
+    def open(self, path: str, keep: Callable[[Callable[[], None]], object]) -> Checkpoint:
+        """A checkpoint of this run, or of another, in this rank's own way to it. `keep` gets what removes the copy of
+        its directory, if one was made."""
+        return self._load(path, keep=keep)
+
+    @property
+    def root(self) -> str:
+        """Of the checkpoints of this run."""
+        return self._store.root
 
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[None]:
@@ -147,15 +203,18 @@ class Saver:
 
     def _await_whole(self, id: int, path: str) -> Parts:
         """Blocks until the driver has committed the draft that was found for `id`."""
-        deadline = time.monotonic() + LOAD_TIMEOUT_S
-        while isinstance(self._find(id, LOAD_TIMEOUT_S), DraftFound):
+        self._until_committed(id, path, LOAD_TIMEOUT_S)
+        return self._open_parts(path)
+
+    def _until_committed(self, id: int, path: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while isinstance(self._find(id, timeout_s), DraftFound):
             if time.monotonic() >= deadline:
                 raise CheckpointNotFoundError(
-                    f"{path} is not complete after {LOAD_TIMEOUT_S:g} s, so what every rank gave is not known. Call "
+                    f"{path} is not complete after {timeout_s:g} s, so what every rank gave is not known. Call "
                     "save_checkpoint() equally often on all ranks before you ask for all_ranks."
                 )
             time.sleep(_LOOK_S)
-        return self._open_parts(path)
 
     def _initial(self) -> Checkpoint | None:
         given = self._start.checkpoint

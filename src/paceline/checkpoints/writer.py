@@ -24,7 +24,8 @@ _TELL_S = 0.25
 
 @dataclass(frozen=True)
 class Content:
-    """What a rank saves: the shared state (rank 0 alone), a directory of files with it, and what is the rank's own."""
+    """What a rank saves: the shared state (rank 0 alone), a directory of files with it (of other ranks too, where the
+    names of their files differ), and what is the rank's own."""
 
     shared: Mapping[str, Any] | None = None
     directory: str | Path | None = None
@@ -75,6 +76,7 @@ class PartWriter:
         iteration: int = 0,
         score: float | None = None,
         num_collectives: int | None = None,
+        is_alone: bool = False,
     ) -> BaseException | None:
         """Write this rank's part of the checkpoint `id`. Returns what went wrong with the one before, if anything.
 
@@ -89,13 +91,15 @@ class PartWriter:
         if content.directory is not None:
             user_directory.check(content.directory)
         earlier = self._wait()
-        part = Part(id, self._rank, iteration, time.time(), score=score, num_collectives=num_collectives)
+        part = Part(
+            id, self._rank, iteration, time.time(), score=score, num_collectives=num_collectives, is_alone=is_alone
+        )
         files: list[MemoryFile | DiskFile] = []
         if shared is not None:
             files += shared.snapshot(self._shared_buffers).files()
         if own is not None:
             files += own.snapshot(self._own_buffers).files(rank_dir(self._rank))
-        if files:
+        if files or content.directory is not None:
             staged = None if content.directory is None else self._stage(id, content.directory)
             files += staged.files if staged else ()
             job = _Job(part, [replace(file, moved=self._tell_progress) for file in files], staged)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
+from paceline.control.notes import Notes
 from paceline.recording.gather import Mismatch
 from paceline.recording.ledger import SaveMismatch
 from paceline.workers.base import Asked, Died, Raised, WorkerGroup
@@ -170,6 +171,7 @@ class Attempt:
     wanted: int = 0
     """The last step after which the next one was asked for."""
     stops: StopAgreement = field(default_factory=StopAgreement)
+    notes: Notes = field(default_factory=Notes)
     searches: list[Asked] = field(default_factory=list)
     """Ranks that wait for a checkpoint which rank 0 has still to save."""
 

@@ -220,6 +220,8 @@ class Controller:
             backend=self._backend,
             landmarks=landmarks,
             shards=dataset.cut(group.infos) if dataset is not None else None,
+            run_dir=str(self._folder.path),
+            attempt=self.recorder.attempt,
         )
         ranks = range(len(group.infos))
         call = Call(train, (task,), label=f"train_func {self._request.name!r}, or its config,")
@@ -315,8 +317,11 @@ class Controller:
             case "turn":
                 attempt.turns.append(question)
                 attempt.grant_turns(self._listened())
-            case "storage":  # of a worker that does not see this machine's disk
-                attempt.group.answer(question, self.recorder.saved.relay.answer(question.value))
+            case "storage" | "delete":
+                attempt.group.answer(question, self.recorder.answer(question.topic, question.value))
+            case "put" | "get":
+                for answered, value in attempt.notes.take(question):
+                    attempt.group.answer(answered, value)
             case "stop":
                 attempt.stops.take(question.rank, question, self._clock())
                 self._answer_stops(attempt)

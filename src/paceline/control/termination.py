@@ -9,6 +9,7 @@ Python raises KeyboardInterrupt on whatever line it hits: a run would be left as
 ever. Here it is raised in code of the user's, and while workers start; elsewhere the run asks whether it has come.
 """
 
+import math
 import os
 import signal
 import threading
@@ -34,14 +35,15 @@ class Signals:
     """What has come since `watch`. Nothing is watched outside the main thread, where Python does not allow it, nor what
     the user has a handler for: that one knows better, and may call `Trainer.stop()`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, clock: Callable[[], float] = time.monotonic, settle_s: float = 0.0):
+        """Within `settle_s` of a signal, another is its echo: of a launcher, which passes on what all had anyway."""
         self.wish: Wish | None = None
         self.on_wish: Callable[[], None] = lambda: None
         """Called in the signal handler, so wherever the main thread happens to be."""
-        self._clock = clock
+        self._clock, self._settle_s = clock, settle_s
         self._former: dict[int, Any] = {}
         self._num_interrupts = 0
-        self._limit = _PATIENCE
+        self._limit: float = _PATIENCE
         self._owner_pid = os.getpid()
 
     def watch(self) -> None:
@@ -66,14 +68,16 @@ class Signals:
             raise
 
     def release(self) -> None:
-        """Everything is as it was before. Idempotent."""
-        for number in list(self._former):
+        """Everything is as it was before. Idempotent. Ctrl-C comes last: until then ours has it, which raises nothing
+        any more, so that it cannot keep the others from being put back."""
+        self._limit = math.inf
+        for number in reversed(list(self._former)):
             self._put_back(number)
 
     def _put_back(self, number: int) -> None:
-        former = self._former.pop(number)
-        if signal.getsignal(number) == self._handle:
-            signal.signal(number, former)
+        if number in self._former and signal.getsignal(number) == self._handle:
+            signal.signal(number, self._former[number])
+        self._former.pop(number, None)
 
     def is_urgent(self) -> bool:
         """Whether Ctrl-C has come more than once."""
@@ -96,8 +100,15 @@ class Signals:
             self._put_back(number)
             signal.raise_signal(number)
             return
+        if self.wish is not None and self._clock() - self.wish.at < self._settle_s:
+            return
         if number == signal.SIGTERM:
-            self._put_back(number)
+            is_again = self.wish is not None and self.wish.kind == "terminate"
+            if is_again or not self._settle_s:
+                self._put_back(number)
+            if is_again:
+                signal.raise_signal(number)
+                return
             self._note(Wish("terminate", self._clock()))
             if self._limit == 1:
                 raise Terminated

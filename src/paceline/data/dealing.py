@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from math import inf, lcm
 from typing import Literal, NamedTuple, Protocol
 
+from paceline.errors import DataError
+
 Rest = Literal["uneven", "pad", "drop"]
 
 
@@ -276,6 +278,11 @@ def _merged(epoch: int, standings: Sequence[Standing]) -> Mark:
 def batches(node: Node, mark: Mark, size: int, rest: Rest) -> Iterator["Batch"]:
     """Of what is left of an epoch, for all ranks together. One that was had already is left out."""
     taken, start = _taken(node, mark), mark.done
+    if node.count_up_to(start) < start:
+        raise DataError(
+            f"A checkpoint's position in the data is row {start} of an epoch that has {node.count_up_to(start)}: it is "
+            "damaged, or a filter says something else of the rows now."
+        )
     while True:
         stop = node.count_up_to(start + size)
         if stop <= start or (rest == "drop" and stop < start + size):

@@ -90,11 +90,11 @@ class Door:
         if not 0 <= number < place.world_size:
             raise ArgumentError(f"get_shard({rank}): the ranks are 0 to {place.world_size - 1}.")
         if number != place.world_rank:  # somebody else's: its position is not ours to keep
-            return self._new(dataset, name, number)
+            return self._new(f"{name or ''}|{dataset.fingerprint()}", dataset, name, number)
         identity = f"{name or ''}|{dataset.identity()}"
         if identity not in self._keys:
             key = self._keys[identity] = self._new_key(f"{name or ''}|{dataset.fingerprint()}")
-            self._add(key, self._new(dataset, name, number), repr(dataset))
+            self._add(key, self._new(key, dataset, name, number), repr(dataset))
         made: Shard = self._shards[self._keys[identity]]
         return made
 
@@ -102,10 +102,10 @@ class Door:
         """Of several shards that give the same rows in other forms, each has a position of its own."""
         return next(one for one in chain([key], (f"{key} {number}" for number in count(2))) if one not in self._shards)
 
-    def _new(self, dataset: Dataset, name: str | None, rank: int) -> Shard:
+    def _new(self, key: str, dataset: Dataset, name: str | None, rank: int) -> Shard:
         """Its batches are noted if the run records them."""
         place = (rank, self._place.world_size, self._seed)
-        return Shard(dataset.tree, *place) if self._rows is None else self._rows.shard(dataset, name, *place)
+        return Shard(dataset.tree, *place) if self._rows is None else self._rows.shard(key, dataset, name, *place)
 
     def make_of_stream(self, stream: Any, name: str | None) -> Any:
         """The same of a Ray dataset, of which this rank has a stream."""
@@ -113,7 +113,8 @@ class Door:
         if key not in self._shards:
             from paceline.data.ray_shard import RayShard
 
-            self._add(key, RayShard(stream, self._place.world_rank, self._place.world_size), "this Ray dataset")
+            place = (self._place.world_rank, self._place.world_size, self._seed)
+            self._add(key, RayShard(stream, *place), "this Ray dataset")
         return self._shards[key]
 
     def _add(self, key: str, shard: Any, description: str) -> None:
@@ -189,3 +190,9 @@ class RayInWorker:
         if rank is not None and rank != made.rank:
             raise ArgumentError(f"get_shard({rank}): of a Ray dataset, rank {made.rank} has its own part only.")
         return made
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"get_dataset().{name}: of a Ray dataset, a worker has its own part only, get_split(). Call .{name}() "
+            "before it is given to run()."
+        )

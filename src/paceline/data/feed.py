@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from paceline.data.dealing import Batch, Mark, Rest, batches
 from paceline.data.forms import Form, emptied
 from paceline.data.plan import Knowledge, Plan, plan
+from paceline.data.readers import Readers
 from paceline.data.rows import Columns, Rows
 from paceline.data.tree import Tree
 
-_LOOK_S = 0.2
 _NUM_READERS = 2
 """While one decodes, the other may wait for a disk."""
 
@@ -68,7 +69,10 @@ class Feed:
             assert one is not None
             data, ids = self._empty(one[0]), one[1][:0]
         else:
-            data, ids = self.form.batch(found[0]), found[1]
+            rows, ids = found
+            if self.rest == "pad" and batch.start < self.size:  # they come again, whatever the user makes of them now
+                rows = rows.take(np.arange(len(rows)))
+            data = self.form.batch(rows)
         made.forget(batch.ranges)
         num_own = sum(part.stop - part.start for part in own)
         return Fed(batch.stop, batch.num_rows, ids[:num_own], data)
@@ -80,44 +84,33 @@ class Feed:
 
 def ahead(items: Callable[[Executor], Iterator[Fed]], num_ahead: int) -> Generator[Fed, None, None]:
     """Read in threads: blocks always, and whole batches too if some shall be ready ahead."""
-    with contextlib.ExitStack() as stack:
-        executor = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="paceline-read")
-        stack.callback(executor.shutdown, wait=True, cancel_futures=True)
+    with Readers(_NUM_READERS, "paceline-read") as readers:
         if num_ahead > 0:
-            yield from _in_a_thread(items(executor), num_ahead)
+            yield from _in_a_thread(items(readers), num_ahead)
         else:
-            yield from items(executor)
+            yield from items(readers)
 
 
 def _in_a_thread(items: Iterator[Fed], num_ahead: int) -> Iterator[Fed]:
-    ready: queue.Queue[Any] = queue.Queue(num_ahead)
-    is_over = threading.Event()
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room = threading.Semaphore(num_ahead)
+    filler = Readers(1, "paceline-batches", wake=room.release)
 
-    def put(item: Any) -> bool:
-        while not is_over.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=_LOOK_S)
-                return True
-        return False
-
-    def fill() -> None:
+    def fill(is_over: threading.Event = filler.is_over) -> None:
         try:
             for item in items:
-                if not put(item):
+                ready.put(item)
+                room.acquire()
+                if is_over.is_set():
                     return
-            put(None)
+            ready.put(None)
         except BaseException as error:
-            put(error)
+            ready.put(error)
 
-    thread = threading.Thread(target=fill, name="paceline-batches", daemon=True)
-    thread.start()
-    try:
+    with filler:
+        filler.submit(fill)
         while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            room.release()
             yield item
-    finally:
-        is_over.set()
-        with contextlib.suppress(queue.Empty):
-            ready.get_nowait()
-        thread.join()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, overload
 
 from paceline.data.dataset import Dataset
+from paceline.data.given import fold_name
 from paceline.data.shard import Shard
 
 logger = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ class FoldsInWorker(Sequence[Pair]):
         self.progress = Progress(len(pairs))
         self._pairs = [
             (
-                train.bound(_OfFold(make, f"fold {number}/train", partial(self.progress.read, number))),
-                val.bound(_OfFold(make, f"fold {number}/val", partial(self.progress.read, number))),
+                train.bound(_OfFold(make, fold_name(number, 0), partial(self.progress.read, number))),
+                val.bound(_OfFold(make, fold_name(number, 1), partial(self.progress.read, number))),
             )
             for number, (train, val) in enumerate(pairs)
         ]

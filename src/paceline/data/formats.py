@@ -19,11 +19,12 @@ def check_format(batch_format: str) -> str:
     return batch_format
 
 
-def to_batch(rows: Rows, batch_format: str) -> Any:
+def to_batch(rows: Rows, batch_format: str, is_collated: bool = False) -> Any:
+    """`is_collated`: a function of the user's makes something of it, which may have to pad what is not equally long."""
     if isinstance(rows, Samples):
         return _of_samples(rows, batch_format)
     assert isinstance(rows, Columns)
-    return _OF_COLUMNS[batch_format](rows)
+    return _torch(rows, is_collated) if batch_format == "torch" else _OF_COLUMNS[batch_format](rows)
 
 
 def _of_samples(rows: Samples, batch_format: str) -> Any:
@@ -47,7 +48,7 @@ def _stacked(samples: Any) -> Any:
         return {name: _stacked([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple | list):
         return tuple(_stacked([sample[place] for sample in samples]) for place in range(len(first)))
-    return _column_of(samples, "the rows")
+    return column_of(samples, "the rows")
 
 
 def _numpy(rows: Columns) -> dict[str, Any]:
@@ -60,24 +61,19 @@ def _pandas(rows: Columns) -> Any:
     return frame_of(rows)
 
 
-def _torch(rows: Columns) -> Any:
+def _torch(rows: Columns, is_collated: bool) -> Any:
     from paceline.data.torch_batches import tensors
 
-    return tensors(rows)
+    return tensors(rows, is_collated)
 
 
-_OF_COLUMNS: dict[str, Callable[[Columns], Any]] = {
-    "numpy": _numpy,
-    "pandas": _pandas,
-    "pyarrow": to_arrow,
-    "torch": _torch,
-}
+_OF_COLUMNS: dict[str, Callable[[Columns], Any]] = {"numpy": _numpy, "pandas": _pandas, "pyarrow": to_arrow}
 
 
 def from_batch(value: Any, what: str) -> Rows:
     """What a function of the user's made: a dict of columns, an Arrow table, a data frame, or a list of objects."""
     if isinstance(value, Mapping):
-        columns = {str(name): _column_of(column, f"{what}, column {name!r}") for name, column in value.items()}
+        columns = {str(name): column_of(column, f"{what}, column {name!r}") for name, column in value.items()}
         sizes = {name: len(column) for name, column in columns.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"The function given to {what} returned columns of different lengths: {sizes}.")
@@ -96,7 +92,7 @@ def from_batch(value: Any, what: str) -> Rows:
     )
 
 
-def _column_of(values: Any, what: str) -> Any:
+def column_of(values: Any, what: str) -> Any:
     if isinstance(values, np.ndarray):
         return values if values.dtype != object else _of_objects(values.tolist(), what)
     if type(values).__module__.startswith("pyarrow"):
@@ -111,10 +107,16 @@ def _of_objects(values: list[Any], what: str) -> Any:
     first = values[0] if values else 0.0
     if isinstance(first, str | bytes | Mapping) or any(value is None for value in values):
         return _arrow(values, what)
-    parts = [np.asarray(value) for value in values]
+    try:
+        parts = [np.asarray(value) for value in values]
+    except (ValueError, TypeError):  # lists of lists of different lengths
+        return _arrow(values, what)
     if len({part.shape for part in parts}) > 1:
         if parts[0].ndim != 1:
-            raise DataError(f"{what}: the values have different shapes, {parts[0].shape} and others.")
+            raise DataError(
+                f"{what}: the values have different shapes, {parts[0].shape} and others, and so are no column. Give "
+                "them one shape, or make rows that are tuples, of which collate_fn gets a list."
+            )
         return _arrow([part.tolist() for part in parts], what)
     stacked = np.stack(parts) if parts else np.empty(0)
     return stacked if stacked.dtype.kind in "biufcmM" else _arrow(values, what)
@@ -125,5 +127,5 @@ def _arrow(values: list[Any], what: str) -> Any:
 
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as error:
         raise DataError(f"{what}: the values cannot be a column: {error}") from error

@@ -46,8 +46,9 @@ class Formatted:
         return rows
 
     def batch(self, rows: Rows) -> Any:
-        made = to_batch(rows, self.batch_format)
-        return made if self.collate_fn is None else self.collate_fn(made)
+        if self.collate_fn is None:
+            return to_batch(rows, self.batch_format)
+        return self.collate_fn(to_batch(rows, self.batch_format, is_collated=True))
 
 
 @dataclass(frozen=True)

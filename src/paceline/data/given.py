@@ -36,8 +36,13 @@ class Supply:
 
     @property
     def datasets(self) -> Mapping[str | None, Dataset]:
-        """Those of our own, by name."""
-        return self._datasets
+        """Those of our own, by name; those of folds by the names under which a run reads them."""
+        return {
+            **self._datasets,
+            **{
+                fold_name(number, part): one for number, pair in enumerate(self._folds) for part, one in enumerate(pair)
+            },
+        }
 
     @property
     def engine(self) -> str | None:
@@ -46,7 +51,7 @@ class Supply:
 
     def cut(self, workers: Sequence[WorkerInfo]) -> Sequence[Handout]:
         """What each worker gets, by rank. Ends the streams that were cut before."""
-        for dataset in [*self._datasets.values(), *(one for pair in self._folds for one in pair)]:
+        for dataset in self.datasets.values():
             _check_rows(dataset, len(workers))
         streams = [{}] * len(workers) if self._ray_data is None else self._ray_data.cut(workers)
         return [Handout({**self._datasets, **stream}, self._folds) for stream in streams]
@@ -71,10 +76,14 @@ class Supply:
         from paceline.data.base import Blocks
         from paceline.data.tree import leaves
 
-        every = [*self._datasets.values(), *(one for pair in self._folds for one in pair)]
         return self._ray_data is None and all(
-            isinstance(leaf.source, Blocks) for dataset in every for leaf in leaves(dataset.tree)
+            isinstance(leaf.source, Blocks) for dataset in self.datasets.values() for leaf in leaves(dataset.tree)
         )
+
+
+def fold_name(number: int, part: int) -> str:
+    """Of a pair's place 0 or 1."""
+    return f"fold {number}/{('train', 'val')[part]}"
 
 
 def resolve_dataset(dataset: Any) -> Supply | None:

@@ -284,9 +284,16 @@ _END: Any = object()
 
 def _rows_of(rows: list[Any]) -> Rows:
     """Columns, if they are dicts."""
-    if rows and isinstance(rows[0], dict):
-        return from_batch({name: [row[name] for row in rows] for name in rows[0]}, "the dataset")
-    return Samples(rows)
+    if not rows or not isinstance(rows[0], dict):
+        return Samples(rows)
+    for row in rows:
+        if not isinstance(row, dict) or row.keys() != rows[0].keys():
+            other = ", ".join(map(str, row)) if isinstance(row, dict) else f"a {type(row).__name__}"
+            raise DataError(
+                f"The dataset gave a row with the columns {', '.join(map(str, rows[0]))}, and one with {other}: "
+                "expected the same columns in every row."
+            )
+    return from_batch({name: [row[name] for row in rows] for name in rows[0]}, "the dataset")
 
 
 def replay(lane: StreamLane, start: int, stop: int) -> Numbered:

@@ -29,26 +29,40 @@ def read_parquet(paths: Paths, *, columns: Sequence[str] | None = None, lanes: i
     return dataset_of(source, str(files), lanes)
 
 
-def read_csv(paths: Paths, *, lanes: int = LANES, **options: Any) -> Dataset:
+def read_csv(
+    paths: Paths,
+    *,
+    lanes: int = LANES,
+    delimiter: str = ",",
+    schema: Any = None,
+    block_bytes: int | None = None,
+    newlines_in_values: bool = False,
+    column_names: Sequence[str] | None = None,
+) -> Dataset:
     """CSV files whose first line has the columns' names, read in blocks of whole lines. `paths` and `lanes` are those
     of `read_parquet`.
 
     Args:
-        options: `delimiter`; `schema`, an Arrow schema, if the first block does not show the types; `block_bytes`;
-            `newlines_in_values=True` for quoted text with line ends, which makes each file one block.
+        delimiter: between the values of a line.
+        column_names: if the first line is a row already.
+        schema: an Arrow schema, if the first block does not show the types.
+        block_bytes: how much is read at once. Default: 16 MB.
+        newlines_in_values: whether there is text in quotes with line ends, which makes each file one block.
     """
     files = _files(paths, (".csv", ".csv.gz"))
-    return dataset_of(registry.find("dataset", "csv")(files, **options), str(files), lanes)
+    source = registry.find("dataset", "csv")(files, delimiter, newlines_in_values, block_bytes, schema, column_names)
+    return dataset_of(source, str(files), lanes)
 
 
-def read_json(paths: Paths, *, lanes: int = LANES, **options: Any) -> Dataset:
+def read_json(paths: Paths, *, lanes: int = LANES, schema: Any = None, block_bytes: int | None = None) -> Dataset:
     """Files with a JSON object on each line. `paths` and `lanes` are those of `read_parquet`.
 
     Args:
-        options: `schema`, an Arrow schema, if the first block does not show all fields and their types; `block_bytes`.
+        schema: an Arrow schema, if the first block does not show all fields and their types.
+        block_bytes: how much is read at once. Default: 16 MB.
     """
     files = _files(paths, (".jsonl", ".json", ".ndjson", ".jsonl.gz"))
-    return dataset_of(registry.find("dataset", "json")(files, **options), str(files), lanes)
+    return dataset_of(registry.find("dataset", "json")(files, block_bytes, schema), str(files), lanes)
 
 
 def from_numpy(columns: Mapping[str, Any] | Any) -> Dataset:

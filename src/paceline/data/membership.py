@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.base import Indexed
+from paceline.data.base import Block, Indexed
 from paceline.data.ops import Context
 from paceline.data.permutation import scrambled
 from paceline.data.rows import Columns, Rows
@@ -53,6 +53,21 @@ class InFold:
         kept = np.flatnonzero((folds == self.fold) == self.is_validation)
         return rows.take(kept), ids[kept]
 
+    def num_kept(self, blocks: Sequence[Block]) -> int | None:
+        """Of the rows of these blocks, without reading: None if their numbers or groups have to be read."""
+        if self.group is not None or any(block.first_row is None or block.rows is None for block in blocks):
+            return None
+        sizes = np.array([block.rows for block in blocks], np.int64)
+        firsts = np.array([block.first_row for block in blocks], np.int64)
+        in_fold = int((self._num_below(firsts + sizes) - self._num_below(firsts)).sum())
+        return in_fold if self.is_validation else int(sizes.sum()) - in_fold
+
+    def _num_below(self, numbers: Any) -> Any:
+        """How many rows of the fold have a smaller number: one of each whole round, and perhaps one of the next."""
+        rounds, places = np.divmod(numbers, self.splits)
+        own = (self.fold - scrambled(rounds, "folds", self.seed)) % self.splits
+        return rounds + (own < places)
+
     def _by_number(self, ids: Any) -> Any:
         rounds, places = np.divmod(ids & _OWN_NUMBER, self.splits)
         return (places + scrambled(rounds, "folds", self.seed) % self.splits) % self.splits
@@ -80,6 +95,9 @@ class Roll:
         found[is_known] = folds[places[is_known]]
         return found
 
+    def num_kept(self, fold: int, is_validation: bool) -> int:
+        return sum(len(chosen(folds, fold, is_validation)) for _, folds in self._blocks.values())
+
     @cached_property
     def digest(self) -> str:
         return digest_of(folds for _, folds in self._blocks.values())
@@ -99,6 +117,9 @@ class OnRoll:
     @property
     def identity(self) -> str:
         return f"OnRoll {self.fold} {self.is_validation} {self.roll.digest}"
+
+    def num_kept(self, blocks: Sequence[Block]) -> int:
+        return self.roll.num_kept(self.fold, self.is_validation)
 
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         kept = chosen(self.roll.folds_of(context.block, ids), self.fold, self.is_validation)

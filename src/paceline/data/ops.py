@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from paceline.data.base import Block
 from paceline.data.draws import Row, drawing_for
 from paceline.data.formats import from_batch, to_batch
 from paceline.data.identity import identity_of
@@ -61,8 +63,7 @@ class Filter:
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         if callable(self.condition):
             always = replace(context, epoch=0)  # which rows there are is the same in all epochs, also if it is drawn
-            passes = _each(self.condition, rows, ids, always, ".filter()")
-            keep = np.fromiter(map(bool, passes), bool, len(rows))
+            keep = np.array(_each(lambda row: bool(self.condition(row)), rows, ids, always, ".filter()"), dtype=bool)
         else:
             keep = self._matches(rows)
         kept = np.flatnonzero(keep)
@@ -96,6 +97,11 @@ class Limit:
     @property
     def identity(self) -> str:
         return f"limit {self.size}"
+
+    def num_kept(self, blocks: Sequence[Block]) -> int | None:
+        """Of the rows of these blocks; None if it has to be read how many they are."""
+        sizes = [block.rows for block in blocks]
+        return None if None in sizes else min(self.size, sum(filter(None, sizes)))
 
     def __call__(self, rows: Rows, ids: Any, context: Context) -> tuple[Rows, Any]:
         raise AssertionError("a limit is made a quota before anything is read")
@@ -214,7 +220,10 @@ def _called(fn: Callable[[Any], Any], given: Any, context: Context, what: str, i
         raise
     except Exception as error:
         where = context.name if index is None else f"row {index} of {context.name}"
-        error.add_note(f"It was raised by the function given to {what}, for {where}.")
+        if isinstance(error, StopIteration):  # to loops on the way it would be the end of the data
+            raise DataError(f"The function given to {what} raised StopIteration, for {where}.") from error
+        with suppress(Exception):  # it may be of a kind that takes no notes
+            error.add_note(f"It was raised by the function given to {what}, for {where}.")
         raise
 
 
@@ -222,6 +231,11 @@ def _gathered(made: list[Any], former: Rows, context: Context) -> Rows:
     """What a function made of each row: columns, if it makes dicts."""
     if not made:
         return former
+    if any(one is None for one in made):
+        raise DataError(
+            f"The function given to .map() returned None for a row of {context.name}; expected the row that is made of "
+            "it. Is a `return` missing? Leave rows out with .filter()."
+        )
     if not isinstance(made[0], dict):
         return Samples(made)
     names = list(made[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.base import Block, Blocks, Indexed, Stream
+from paceline.data.base import Block, Blocks, Indexed, Source, Stream
 from paceline.data.dealing import Chain, Head, Node, Range, Together
 from paceline.data.lanes import BlockLane, IndexLane, Numbered, StreamLane, joined, spread, units_of
 from paceline.data.membership import numbers_of
@@ -38,10 +38,12 @@ class Knowledge:
 
     def as_state(self) -> dict[str, Any]:
         """For a checkpoint: blocks, and how many rows of each pass."""
-        known = {leaf: list(counts.items()) for leaf, counts in list(self.counts.items())}  # threads learn meanwhile
+        # Threads learn meanwhile. A copy is made at once; list(counts.items()) is not, since it makes objects, which
+        # may begin a collection of garbage, in which others have their turn.
+        known = {leaf: counts.copy() for leaf, counts in self.counts.copy().items()}
         return {
-            str(leaf): [np.array([item[place] for item in items], dtype=np.int64) for place in (0, 1)]
-            for leaf, items in known.items()
+            str(leaf): [np.fromiter(part, np.int64, len(counts)) for part in (counts.keys(), counts.values())]
+            for leaf, counts in known.items()
         }
 
     def learn(self, state: Mapping[str, Any]) -> None:
@@ -111,12 +113,7 @@ def known_size(tree: Tree) -> int | None:
     """How many rows an epoch has; None if that is known only when they are read."""
     match tree:
         case Leaf(source, ops=ops):
-            if isinstance(source, Stream) or any(op.drops_rows for op in ops):
-                return None
-            if isinstance(source, Indexed):
-                return len(source)
-            sizes = [block.rows for block in source.blocks()] if isinstance(source, Blocks) else [None]
-            return None if None in sizes else sum(filter(None, sizes))
+            return _known_size_of(source, [op for op in ops if op.drops_rows])
         case Mixture(children, _):
             totals = [known_size(child) for child in children]
             return None if None in totals else sum(filter(None, totals))
@@ -126,6 +123,21 @@ def known_size(tree: Tree) -> int | None:
         case First(child, size):
             total = known_size(child)
             return None if total is None else min(total, size)
+
+
+def _known_size_of(source: Source, dropping: Sequence[Op]) -> int | None:
+    """Of one op that drops rows by their numbers, as a fold of files does; not of several, which would have to be tried
+    on every row."""
+    if isinstance(source, Indexed):
+        return None if dropping else len(source)
+    if not isinstance(source, Blocks) or len(dropping) > 1:
+        return None
+    if dropping:
+        [op] = dropping
+        kept: int | None = op.num_kept(source.blocks()) if hasattr(op, "num_kept") else None
+        return kept
+    sizes = [block.rows for block in source.blocks()]
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 class _Builder:

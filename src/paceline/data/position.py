@@ -39,7 +39,7 @@ def standing_of(state: Mapping[str, Any]) -> Standing:
         if any(abs(other - epoch) > MOST_APART for other in begun):
             raise ValueError("these epochs are too far apart")
         return Standing(epoch, stop, size, rank, world_size, begun, sizes)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"A checkpoint's position in the data cannot be read: {str(state)[:500]}.") from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.data.formats import check_format, from_batch
 from paceline.data.forms import CollatedRows, Form, Formatted
 from paceline.data.position import position_in_batches
+from paceline.data.seeds import derived_seed
 from paceline.data.shard import LAST
 
 logger = logging.getLogger(__name__)
@@ -22,10 +23,10 @@ class RayShard:
     epoch that was interrupted, if there are as many ranks as before; with another number the epoch begins anew.
     """
 
-    def __init__(self, stream: Any, rank: int, world_size: int):
-        self._stream, self.rank, self.world_size = stream, rank, world_size
-        self._epoch = self._num_had = 0
-        self._is_begun = False
+    def __init__(self, stream: Any, rank: int, world_size: int, seed: Callable[[], int] = lambda: 0):
+        self._stream, self.rank, self.world_size, self._seed = stream, rank, world_size, seed
+        self._epoch = self._num_had = self._num_loops = 0
+        self._is_begun = self._is_reading = False
         self.wait_s = 0.0
         self.latest = None
 
@@ -38,7 +39,9 @@ class RayShard:
         epochs: int | None = None,
         **ray_options: Any,
     ) -> RayBatches:
-        """See `Shard.iter_batches`; other options are those of Ray's own `iter_batches`."""
+        """See `Shard.iter_batches`; other options are those of Ray's own `iter_batches`. A local shuffle without a seed
+        of yours has that of the run, and another order in every epoch: one that nobody could repeat would let a resumed
+        rank skip other rows than it had."""
         return RayBatches(
             self, Formatted(check_format(batch_format or "numpy"), collate_fn), batch_size, epochs, ray_options
         )
@@ -75,17 +78,29 @@ class RayShard:
         """One epoch of rows, from where it is on."""
         if self._is_begun:  # a loop that was left early
             self._epoch, self._num_had = self._epoch + 1, 0
-        skipped, self._is_begun = self._num_had, True
-        batches = iter(self._stream.iter_batches(batch_size=batch_size, batch_format="numpy", **ray_options))
-        while (batch := self._next(batches)) is not None:
-            rows = from_batch(batch, "the Ray dataset")
-            if skipped >= len(rows):
-                skipped -= len(rows)
-                continue
-            rows, skipped = rows.slice(skipped, len(rows)), 0
-            self._num_had += len(rows)
-            yield rows
+        self._num_loops += 1
+        loop, skipped, self._is_begun, self._is_reading = self._num_loops, self._num_had, True, True
+        options = {"batch_size": batch_size, "batch_format": "numpy", **self._repeatable(ray_options)}
+        try:
+            batches = iter(self._stream.iter_batches(**options))
+            while (batch := self._next(batches)) is not None:
+                rows = from_batch(batch, "the Ray dataset")
+                if skipped >= len(rows):
+                    skipped -= len(rows)
+                    continue
+                rows, skipped = rows.slice(skipped, len(rows)), 0
+                self._num_had += len(rows)
+                yield rows
+        finally:
+            self._is_reading = self._is_reading and loop != self._num_loops
         self._epoch, self._num_had, self._is_begun = self._epoch + 1, 0, False
+
+    def _repeatable(self, ray_options: Mapping[str, Any]) -> dict[str, Any]:
+        """With a seed for what Ray would draw."""
+        if ray_options.get("local_shuffle_buffer_size") is None or ray_options.get("local_shuffle_seed") is not None:
+            return dict(ray_options)
+        seed = derived_seed("ray", self._seed(), self._epoch, self.rank)
+        return {**ray_options, "local_shuffle_seed": seed}
 
     def _next(self, batches: Iterator[Any]) -> Any:
         begin = time.perf_counter()
@@ -96,7 +111,8 @@ class RayShard:
 
     @property
     def epoch(self) -> int:
-        return self._epoch
+        """The epoch that is under way, or comes next."""
+        return self._epoch + (self._is_begun and not self._is_reading)
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "rows": self._num_had, "rank": self.rank, "world_size": self.world_size}
@@ -104,7 +120,7 @@ class RayShard:
     def go_on(self, states: Sequence[Mapping[str, Any]]) -> None:
         """From what all ranks have saved."""
         self._epoch, self._num_had = position_in_batches(states, self.rank, self.world_size)
-        self._is_begun = False
+        self._is_begun = self._is_reading = False
 
     def close(self) -> None:
         """The driver ends the stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from paceline.data import row_codec
 from paceline.data.base import Blocks
 from paceline.data.dataset import Dataset
+from paceline.data.membership import Subset
 from paceline.data.plan import known_size
 from paceline.data.shard import Shard
 from paceline.data.tree import First, Leaf, Mixture, Repeated, Tree, has_limit, with_leaves
@@ -27,13 +29,16 @@ class RowLog:
         """`tell` is called when many rows wait: it asks for a message and sends it."""
         self._id_column, self._tell = id_column, tell
         self._data: dict[str, int] = {}
-        self._waiting: list[tuple[int, int, Any]] = []
-        """Which data, which epoch, and ids; or as bytes what else there is to say."""
+        self._waiting: deque[tuple[int, int, Any]] = deque()
+        """Which data, which epoch, and ids; or as bytes what else there is to say. One thread may report while another
+        reads: nothing is lost in between, since each piece goes in and out by itself."""
         self._num_waiting = self._num_messages = 0
 
-    def shard(self, dataset: Dataset, name: str | None, rank: int, world_size: int, seed: Callable[[], int]) -> Shard:
-        """A shard of this dataset, whose batches are noted."""
-        key = f"{name or ''}|{dataset.fingerprint()}"
+    def shard(
+        self, key: str, dataset: Dataset, name: str | None, rank: int, world_size: int, seed: Callable[[], int]
+    ) -> Shard:
+        """A shard of this dataset, whose batches are noted. `key` is that of its position: what is read on its own is
+        counted on its own, also if it gives the same rows as another."""
         number = self._data.setdefault(key, len(self._data))
         tree = named_by(dataset.tree, self._id_column)
         about = {"key": key, "name": name, "column": self._id_column, **shape_of(tree)}
@@ -52,7 +57,8 @@ class RowLog:
 
     def message(self, step: int, save: int) -> bytes | None:
         """All that waits, which is then forgotten; None if that is nothing."""
-        waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        self._num_waiting = 0
         if not waiting:
             return None
         head = row_codec.MESSAGE.pack(step, save, self._num_messages)
@@ -94,10 +100,12 @@ def shape_of(tree: Tree) -> dict[str, Any]:
 
 
 def _num_numbered(leaf: Leaf) -> int | None:
-    is_numbered = not isinstance(leaf.source, Blocks) or all(
-        block.first_row is not None for block in leaf.source.blocks()
-    )
-    return known_size(leaf) if is_numbered else None
+    """Not of a fold: its rows have the numbers that they have in the whole data."""
+    source = leaf.source
+    has_gaps = isinstance(source, Subset) or any(op.drops_rows for op in leaf.ops)
+    if has_gaps or (isinstance(source, Blocks) and any(block.first_row is None for block in source.blocks())):
+        return None
+    return known_size(leaf)
 
 
 def _times(tree: Tree, times: int) -> list[tuple[Leaf, int]]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +70,12 @@ class Shard:
         self._sizes: list[tuple[int, int]] = []
         """From which epoch on batches had which size."""
         self._num_loops, self._is_reading = 0, False
+        self._beginning = threading.Lock()
         self.reading: list[Generator[Fed, None, None]] = []
         """What loops that are not over read from."""
+        # A loop may be alive when the interpreter ends. It ends with the exit handlers then: later, its threads are
+        # gone and it could not even be closed.
+        weakref.finalize(self, _close, self.reading)
         self.latest: Latest | None = None
         self.enter: Callable[[], bool] = lambda: True
         """Called when a loop begins; gives whether there is one: a fold that was done before has no more batches."""
@@ -208,9 +215,7 @@ class Shard:
 
     def close(self) -> None:
         """End the threads of loops that were left and that somebody still holds on to, a traceback for example."""
-        for items in self.reading:
-            with contextlib.suppress(ValueError):  # another thread is in the middle of it
-                items.close()
+        _close(self.reading)
 
     # --- position -----------------------------------------------------------------------------------------------------
 
@@ -230,9 +235,9 @@ class Shard:
 
     def go_on(self, states: Sequence[Mapping[str, Any]]) -> None:
         """From what all ranks have saved. The next loop begins there."""
+        standings = [standing_of(state) for state in states]
         for state in states:
             self._knowledge.learn(state.get("counts", {}))
-        standings = [standing_of(state) for state in states]
         epochs = [one.epoch for one in standings]
         if epochs and max(epochs) - min(epochs) > MOST_APART:
             raise DataError(f"A checkpoint's positions are {max(epochs) - min(epochs)} epochs apart: it is damaged.")
@@ -243,14 +248,17 @@ class Shard:
         self._sizes.clear()
 
     def begin_loop(self, size: int) -> tuple[int, int, Mark]:
-        """The number of the loop, its epoch, and what was had of that."""
-        if self._stop is not None:  # the loop before was left early: what is left of its epoch is not wanted
-            self._epoch, self._stop = self._epoch + 1, None
-        self._num_loops += 1
-        if not self._sizes or self._sizes[-1][1] != size:
-            self._sizes.append((self._epoch, size))
-        self._size, self._is_reading = size, True
-        return self._num_loops, self._epoch, self._begun.get(self._epoch, Mark())
+        """The number of the loop, its epoch, and what was had of that. Several threads may loop at a time: each has an
+        epoch of its own."""
+        with self._beginning:
+            # The loop before was left early, and what is left of its epoch is not wanted; or it is still under way.
+            if self._stop is not None or self._is_reading:
+                self._epoch, self._stop = self._epoch + 1, None
+            self._num_loops += 1
+            if not self._sizes or self._sizes[-1][1] != size:
+                self._sizes.append((self._epoch, size))
+            self._size, self._is_reading = size, True
+            return self._num_loops, self._epoch, self._begun.get(self._epoch, Mark())
 
     def took(self, loop: int, epoch: int, fed: Fed) -> None:
         if loop == self._num_loops:  # of two loops at a time, the later one holds the position
@@ -299,6 +307,7 @@ class Batches:
         shard = self.shard
         if not shard.enter() or (self.epochs is not None and shard.epoch >= self.epochs):
             return
+        owner = os.getpid()
         while True:
             loop, epoch, mark = shard.begin_loop(self.feed.size)
             items = read(epoch, mark)
@@ -309,10 +318,16 @@ class Batches:
                     is_empty = False
                     shard.took(loop, epoch, fed)
                     yield fed.data
+                    if os.getpid() != owner:
+                        raise DataError(
+                            "This loop over data was begun in another process, of which this one is a fork, and what "
+                            "reads for it is there. Begin a loop of its own here, or fork before the loop."
+                        )
             finally:
-                shard.left(loop)
-                shard.reading.remove(items)
-                items.close()
+                if os.getpid() == owner:
+                    shard.left(loop)
+                    shard.reading.remove(items)
+                    items.close()
             if is_empty and mark == Mark():
                 raise _nothing(self.feed)
             shard.ended(loop, epoch, self.feed.size - 1 if self.feed.rest == "drop" else 0)
@@ -329,6 +344,12 @@ class Batches:
     def _read(self, epoch: int, mark: Mark) -> Generator[Fed, None, None]:
         feed, knowledge = self.feed, self.shard.knowledge
         return ahead(lambda executor: feed.epoch(epoch, mark, knowledge, executor), self._num_ahead)
+
+
+def _close(reading: Sequence[Generator[Fed, None, None]]) -> None:
+    for items in [*reading]:
+        with contextlib.suppress(ValueError):  # another thread is in the middle of it
+            items.close()
 
 
 def _introduce() -> None:

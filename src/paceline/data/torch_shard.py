@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from ctypes import c_char
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import RawValue
+from multiprocessing.queues import Queue
+from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import TYPE_CHECKING, Any
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
@@ -15,11 +19,12 @@ from paceline.data.feed import Fed, Feed
 from paceline.data.plan import Knowledge
 from paceline.data.rows import Columns, Rows, Samples
 from paceline.data.torch_batches import FeaturesAndLabel, collated, pair
-from paceline.errors import ArgumentError
+from paceline.errors import ArgumentError, ArgumentTypeError, DataError
 
 if TYPE_CHECKING:
     from paceline.data.shard import Batches
 
+_MOST_TROUBLE = 10_000
 _OURS = ("in_order", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "dataset")
 
 
@@ -53,7 +58,12 @@ def torch_form(
     from paceline.data.shard import LAST
 
     features = [feature_columns] if isinstance(feature_columns, str) else feature_columns
-    label = LAST if label_column is LAST else label_column
+    label = label_column
+    if label is not None and not isinstance(label, str):
+        raise ArgumentTypeError(
+            f"to_torch(label_column={label!r}): expected the name of one column, or None. Several labels are among the "
+            "columns that iter_torch_batches() gives by name."
+        )
     columns = None
     if features is not None and label is not LAST:
         columns = [*features, *([label] if label else [])]
@@ -67,6 +77,7 @@ class LoaderFeed(IterableDataset[Any]):
     def __init__(self, feed: Feed, knowledge: Knowledge):
         self.feed, self._knowledge = feed, knowledge
         self._epoch = RawValue("q", 0)
+        self._trouble = RawArray(c_char, _MOST_TROUBLE)
         self._mark: Mark = Mark()
         self._mark_epoch = 0
         self._turn = (0, 1)
@@ -83,10 +94,27 @@ class LoaderFeed(IterableDataset[Any]):
             # Datasets divide themselves among a loader's processes if they find out that there are some. Here batches
             # are dealt to the processes, and each must see the whole stream.
             torch_worker._worker_info = None
+            Queue._on_queue_feeder_error = staticmethod(self._end_process)  # type: ignore[attr-defined]
         part, num_parts = self._turn
         epoch = self._epoch.value
         mark = self._mark if epoch == self._mark_epoch else Mark()
         return self.feed.epoch(epoch, mark, self._knowledge, None, part, num_parts)
+
+    def _end_process(self, error: BaseException, item: Any) -> None:
+        """In a loader's process: what it has made cannot be sent. Python's queues print that and go on, and the loop
+        would wait for ever for this batch, or go on without it; the end of the process is noticed."""
+        made = item[1] if isinstance(item, tuple) and len(item) == 2 else item
+        what = f"the exception {made.exc_type.__name__}" if isinstance(made, ExceptionWrapper) else "a batch"
+        detail = f" {made.exc_msg}" if isinstance(made, ExceptionWrapper) else ""
+        text = f"A process of to_torch(num_workers=...) has made {what} that cannot be pickled: {error}.{detail}"
+        self._trouble.value = text.encode(errors="replace")[: _MOST_TROUBLE - 1]
+        # As if all were well: for any other status, torch raises in a signal handler, wherever the program is then.
+        os._exit(0)
+
+    @property
+    def trouble(self) -> str:
+        """Why one of the processes has ended itself."""
+        return self._trouble.value.decode(errors="replace")
 
 
 class TorchLoader:
@@ -110,7 +138,17 @@ class TorchLoader:
             self._loader = DataLoader(self._feed, batch_size=None, num_workers=self._num_workers, **self._options)
         assert self._feed is not None
         self._feed.begin(epoch, mark)
-        return (Fed(*fed) for fed in self._loader)
+        return _received(self._loader, self._feed)
+
+
+def _received(loader: DataLoader[Any], feed: LoaderFeed) -> Generator[Fed, None, None]:
+    try:
+        for fed in loader:
+            yield Fed(*fed)
+    except (RuntimeError, OSError, EOFError) as error:  # also of batches before, which went with the process
+        if feed.trouble:
+            raise DataError(feed.trouble) from error
+        raise
 
 
 def torch_loader(batches: Batches, num_workers: int, options: dict[str, Any]) -> TorchLoader:

@@ -48,7 +48,7 @@ def prepare_data_loader(
         loader,
         place=place,
         seed=_seed_for(loader),
-        is_sharded=add_dist_sampler and not _is_distributed(loader),
+        is_sharded=add_dist_sampler and not is_distributed(loader),
         device=get_device() if move_to_device else None,
     )
 
@@ -127,6 +127,22 @@ class PreparedDataLoader:
         """Batches in a whole epoch of this rank, also when the next loop starts in the middle of one."""
         return len(self._loader)
 
+    def num_left(self) -> int | None:
+        """Batches that the next loop has for this rank; None if that cannot be known."""
+        done = 0 if self._position.is_begun else self._position.done
+        try:
+            return len(self._loader) - done if self._order is None else self._order.num_left(done)
+        except TypeError:  # a dataset or a sampler without a length
+            return None
+
+    def num_samples(self, done: int) -> int | None:
+        """How many samples all ranks together get in the batches that come when so much of an epoch is done; None if
+        that cannot be known."""
+        try:
+            return None if self._order is None or not self._is_dealt_out else self._order.num_items(done)
+        except TypeError:
+            return None
+
     def set_epoch(self, epoch: int) -> None:
         """Not needed, as epochs count themselves; for code that announces them, and to start anywhere."""
         self._position.set_epoch(epoch)
@@ -186,7 +202,7 @@ def _seed_for(loader: DataLoader[Any]) -> int:
     return 0 if loader.generator is None else loader.generator.initial_seed()
 
 
-def _is_distributed(loader: DataLoader[Any]) -> bool:
+def is_distributed(loader: DataLoader[Any]) -> bool:
     """By type or by the two attributes that such samplers take over from torch's."""
     samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     return any(

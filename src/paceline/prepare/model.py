@@ -68,7 +68,16 @@ def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
 
 class SharedModel(DistributedDataParallel):
     """DistributedDataParallel whose state dict is that of the model it wraps, without "module." before each name: a
-    checkpoint fits any number of workers, one among them."""
+    checkpoint fits any number of workers, one among them. So do its other attributes: `model.head` is found too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = vars(self).get("_modules", {}).get("module")
+            if inner is None:
+                raise
+            return getattr(inner, name)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)

@@ -113,7 +113,7 @@ class ShardSampler(Sampler[Any]):
     called `generator` has to be seeded alike on all ranks by its owner.
     """
 
-    def __init__(self, source: Iterable[Any], share: Share, seed: int, position: Position):
+    def __init__(self, source: Any, share: Share, seed: int, position: Position):
         self.source, self.share, self.seed = source, share, seed
         self.position = position
 
@@ -131,7 +131,7 @@ class ShardSampler(Sampler[Any]):
         return self.order(self.position.epoch)
 
     def __len__(self) -> int:
-        return self.share.count(len(self.source))  # type: ignore[arg-type]
+        return self.share.count(len(self.source))
 
     def __getattr__(self, name: str) -> Any:
         return _attribute_of("source", self, name)
@@ -178,8 +178,16 @@ class BatchOrder(Sampler[Any]):
             done += self.stride
 
     def __len__(self) -> int:
-        count = len(self.sampler)
+        return self.num_left(0)
+
+    def num_left(self, done: int) -> int:
+        """Batches of this rank, when so many items of the order are done. TypeError if its length is not known."""
+        count = self.sampler.share.count(max(0, len(self.sampler.source) - done))
         return count if self._size is None else Share(0, self._size, self.sampler.share.drop_last).count(count)
+
+    def num_items(self, done: int) -> int | None:
+        """Samples that all ranks together get next; None if items are no samples."""
+        return None if self._size is None else max(0, min(self.stride, len(self.sampler.source) - done))
 
     def __getattr__(self, name: str) -> Any:
         return _attribute_of("replaced", self, name)

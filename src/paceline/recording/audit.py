@@ -154,7 +154,8 @@ def _given(history: History, dataset: Any) -> Mapping[str | None, Cover]:
     every = supply.datasets
     if names - set(every):
         raise ArgumentError(
-            f"dataset: the run has read {', '.join(sorted(map(repr, names)))}; expected a dict with these names."
+            f"dataset: the run has read {', '.join(sorted(map(repr, names)))}; expected a dict with these names, or "
+            "the folds that it was given."
             if names != {None}
             else "dataset: the run has one dataset, without a name; expected that, and no dict."
         )

@@ -4,6 +4,8 @@
                  `on_step`. It carries its number, as the session stamps it
     rows         what its shards have handed out, with a report or before a save; goes to the run folder as it is
     part         one rank's share of a checkpoint; with the last of them, and the steps before it, it is committed
+    strategy     which checkpoints to keep from now on
+    progress     how much is done, from 0 to 1, for who shows it
     note         a line of events.jsonl
 
 Whoever feeds it decides what is tried and when it ends; here nothing is decided. It knows no workers: a controller
@@ -23,7 +25,7 @@ from paceline.checkpoints import CheckpointInfo
 from paceline.checkpoints.part import Found, Part
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.landmark import Landmark
-from paceline.errors import CheckpointWriteError
+from paceline.errors import ArgumentError, CheckpointError
 from paceline.recording.gather import Gather, Mismatch, Report, Step
 from paceline.recording.ledger import MOST_WAITING, Cut, Ledger, SaveMismatch
 from paceline.recording.saved import Saved
@@ -85,14 +87,11 @@ class Recorder:
             is_resumed=self.attempt > 0,
         )
 
-    def begin(
-        self, pids: Sequence[int], reason: str = "", told_size: int | None = None
-    ) -> tuple[Start, tuple[Landmark, ...]]:
-        """An attempt begins with these workers, for this reason. Returns where, and how workers know their way.
-        `told_size` is how many ranks there are, where not all of them are listened to."""
+    def begin(self, pids: Sequence[int], reason: str = "") -> tuple[Start, tuple[Landmark, ...]]:
+        """An attempt begins with these workers, for this reason. Returns where, and how workers know their way."""
         world_size = len(pids)
         self._tell_size(world_size, reason)
-        start, landmarks = self.saved.begin(told_size or world_size)
+        start, landmarks = self.saved.begin(world_size)
         if self.saved.latest is not None:  # of an earlier driver, if it is not of ours
             self._former_savers |= frozenset(self.saved.latest.ranks)
         self._gather, self._is_settled = Gather(world_size), False
@@ -153,6 +152,10 @@ class Recorder:
                 self._ledger.fail(rank, id, reason)
                 self.saved.discard(self._ledger.take_lost())
                 self.folder.record_event("save_failed", id=id, rank=rank, reason=reason)
+            case "strategy":
+                self.saved.strategy = value
+            case "progress":
+                self.callbacks.show_progress(value)
             case "note":
                 name, fields = value
                 self.folder.record_event(name, rank=rank, **fields)
@@ -213,6 +216,9 @@ class Recorder:
         self.saved.discard(self._ledger.take_lost())
 
     def _take_part(self, part: Part) -> None:
+        if part.is_alone:
+            self._commit([Cut(part.id, (part,))])
+            return
         if self._ledger.is_too_late(part):
             logger.warning("Rank %d has saved checkpoint %d after it was committed without it.", part.rank, part.id)
             self.folder.record_event("late_part", id=part.id, rank=part.rank)
@@ -227,7 +233,26 @@ class Recorder:
         """Whether a checkpoint is on its way that could still become complete without the ranks that are gone."""
         return self._ledger.is_hopeful(gone)
 
-    def find(self, id: int, rank: int = 0) -> Found | CheckpointWriteError | None:
+    def answer(self, topic: str, value: Any) -> Any:
+        """What a rank asks that can be answered at once: for files of a "storage" that it does not see, or to "delete"
+        a checkpoint. What goes wrong is the answer too."""
+        if topic == "storage":
+            return self.saved.relay.answer(value)
+        if topic == "delete":
+            return self._delete(value)
+        return ArgumentError(f"nobody knows an answer to {topic!r}")
+
+    def _delete(self, id: int) -> CheckpointError | None:
+        try:
+            self.saved.delete(id)
+        except CheckpointError as error:
+            return error
+        except OSError as error:
+            return CheckpointError(f"Checkpoint {id} could not be deleted: {error}.")
+        self.folder.record_event("checkpoint_deleted", id=id)
+        return None
+
+    def find(self, id: int, rank: int = 0) -> Found | CheckpointError | None:
         """Where a rank finds what it has saved; None as long as rank 0 has not saved it too."""
         return self.saved.find(id, rank, self._ledger)
 

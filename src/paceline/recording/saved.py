@@ -1,6 +1,7 @@
 """The checkpoints of one run on their storage: where its next attempt begins, commit, keep, find."""
 
 import logging
+import os
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -11,9 +12,11 @@ from paceline.checkpoints.reading import load_through
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.storage.landmark import Landmark
+from paceline.checkpoints.storage.local import LocalStorage
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
-from paceline.errors import CheckpointError, CheckpointWriteError
+from paceline.checkpoints.store import name_of
+from paceline.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError
 from paceline.recording.ledger import Cut, Ledger
 from paceline.runs.request import RunRequest
 
@@ -26,7 +29,7 @@ class Saved:
     """As the one who commits knows them: nobody else does, nor deletes old ones."""
 
     def __init__(self, request: RunRequest, root: str, is_resumed: bool = False):
-        self._request, self._strategy = request, request.checkpoint_strategy
+        self._request, self.strategy = request, request.checkpoint_strategy
         self._is_resumed = is_resumed
         self.is_in_memory = request.checkpoint_strategy.num_to_keep == 0
         place = open_storage(root)
@@ -38,6 +41,8 @@ class Saved:
         self._store = CheckpointStore(root, self._storage)
         self._world_size = 1
         self._spare_id: int | None = None
+        self._deleted: set[int] = set()
+        """Checkpoints that somebody did not want any more, though they were the latest perhaps."""
 
     @property
     def root(self) -> str:
@@ -112,19 +117,36 @@ class Saved:
     def prune(self) -> None:
         """Delete what the strategy does not keep."""
         # In memory there is room for the latest, and what others may be about to load.
-        strategy = CheckpointStrategy(num_to_keep=1) if self.is_in_memory else self._strategy
+        strategy = CheckpointStrategy(num_to_keep=1) if self.is_in_memory else self.strategy
         try:
             self._store.prune(strategy, self._spare_id)
         except (OSError, CheckpointError) as error:
             # one too many on disk is no reason to stop training, and the next commit prunes again
             logger.warning("Old checkpoints in %s could not be deleted: %s", self.root, error)
 
-    def find(self, id: int, rank: int, ledger: Ledger) -> Found | CheckpointWriteError | None:
+    def delete(self, id: int) -> None:
+        """One that was committed. CheckpointNotFoundError if there is none of this id among this run's own."""
+        name = name_of(id)
+        path = self._storage.path_of(name)
+        is_ours = id >= self._request.first_checkpoint_id and any(info.id == id for info in self._store.list())
+        if not is_ours or (isinstance(self._storage, LocalStorage) and os.path.islink(path)):
+            raise CheckpointNotFoundError(f"There is no checkpoint {path} of this run that could be deleted.")
+        self._storage.delete(name)
+        if self.latest is not None and self.latest.id == id:
+            self.latest = self._find_latest()
+        if self._spare_id == id:
+            self._spare_id = None
+        self._deleted.add(id)
+
+    def find(self, id: int, rank: int, ledger: Ledger) -> Found | CheckpointError | None:
         """Where a rank finds what it has saved as `id`, or something newer; None as long as rank 0 has not saved it. If
         it was given up, and nothing newer is there, what was committed last. Who waits for what could not be written
         learns why: its error must not hide the cause."""
-        if self.latest is not None and (self.latest.id >= id or id in ledger.failed):
+        is_void = id in ledger.failed or id in self._deleted
+        if self.latest is not None and (self.latest.id >= id or is_void):
             return CommittedFound(self.latest.path)
+        if id in self._deleted:
+            return CheckpointNotFoundError(f"{self._store.path_of(id)} was deleted, and there is no earlier one.")
         if id in ledger.failed:
             return CheckpointWriteError(ledger.failed[id])
         found = ledger.find(id, rank)
@@ -147,7 +169,7 @@ class Saved:
         return self.load(given) if isinstance(given, str) else given
 
     def best(self) -> CheckpointInfo | None:
-        return None if self.is_in_memory else self._store.best(self._strategy)
+        return None if self.is_in_memory else self._store.best(self.strategy)
 
     def close(self) -> None:
         """Leave nothing but the checkpoints that are to be kept. Idempotent."""

@@ -3,9 +3,17 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-_MAX_SOURCE_CHARS = 200_000
+MAX_SOURCE_CHARS = 200_000
+
+
+@runtime_checkable
+class Described(Protocol):
+    """Something that can be called, and knows better what it is than `inspect` does: a script, say."""
+
+    def describe_source(self) -> dict[str, Any]:
+        """With the keys of `describe_function`, and others. Raises nothing."""
 
 
 def describe_function(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -14,6 +22,8 @@ def describe_function(fn: Callable[..., Any]) -> dict[str, Any]:
     A partial is described by the function in it (of its arguments, which may be anything, the keywords are
     kept), a decorated function by what was decorated, and an object that can be called by its class.
     """
+    if isinstance(fn, Described) and not isinstance(fn, type):
+        return fn.describe_source()
     bound = None
     while isinstance(fn, functools.partial):
         bound = [*(bound or []), *fn.keywords]
@@ -29,7 +39,7 @@ def describe_function(fn: Callable[..., Any]) -> dict[str, Any]:
     lines = _quietly(inspect.getsourcelines, definition)
     if lines is not None:
         described["line"] = max(lines[1], 1)
-        described["source"] = "".join(lines[0])[:_MAX_SOURCE_CHARS]
+        described["source"] = "".join(lines[0])[:MAX_SOURCE_CHARS]
     if bound is not None:
         described["partial"] = bound
     return described

@@ -48,15 +48,16 @@ class RowsFile(Appended):
         self._append(framed(_ROWS + _SENDER.pack(attempt, rank) + message))
 
     def _find_whole(self, end: int) -> int:
-        place = 0
+        """A damaged frame with whole ones after it was not torn: it stays, so that readers know of the damage."""
+        place = whole = 0
         while place + _HEAD.size <= end:
             size, checksum = _HEAD.unpack(os.pread(self._fd, _HEAD.size, place))
             if not 0 < size <= min(end - place - _HEAD.size, DOCUMENT_BYTES):
                 break
-            if zlib.crc32(os.pread(self._fd, size, place + _HEAD.size)) != checksum:
-                break
             place += _HEAD.size + size
-        return place
+            if zlib.crc32(os.pread(self._fd, size, place - size)) == checksum:
+                whole = place
+        return whole
 
 
 def framed(body: bytes) -> bytes:

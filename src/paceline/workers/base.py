@@ -34,6 +34,7 @@ __all__ = [
     "Returned",
     "Sent",
     "Size",
+    "Spent",
     "Wire",
     "WorkerGroup",
     "WorkerInfo",
@@ -174,6 +175,10 @@ class Call:
         return {"the function": self.fn, **dict(zip(names, self.args, strict=False))}
 
 
+class Spent(Exception):
+    """Raised by what undoes a join: this process is for one group only."""
+
+
 class Wire(Protocol):
     """The worker's end: every call that runs in a worker gets it as its first argument."""
 
@@ -208,7 +213,7 @@ class Wire(Protocol):
         """How this worker leaves the group it has joined: whoever joins it puts here what undoes that.
 
         The engine closes it while no call runs, before the worker may join another group; a process that ends takes its
-        group with it. If that raises, this process can join no other, and is replaced.
+        group with it. If that raises, this process can join no other, and is replaced: `Spent` if it is meant so.
         """
 
 

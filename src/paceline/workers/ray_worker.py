@@ -24,7 +24,7 @@ import psutil
 
 from paceline import frameworks
 from paceline.workers import parcel
-from paceline.workers.base import Place
+from paceline.workers.base import Place, Spent
 from paceline.workers.garbage import Garbage
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import LogTail, redirect_output
@@ -249,6 +249,8 @@ class RayWorker:
         self._garbage.collect()
         try:
             self._wire.leaving.close()
+        except Spent:
+            return False
         except Exception:
             traceback.print_exc()
             return False

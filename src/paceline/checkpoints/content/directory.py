@@ -42,6 +42,11 @@ def check(directory: str | Path) -> Path:
     return path
 
 
+def files_of(directory: str | Path) -> Iterator[tuple[str, Path]]:
+    """(name, path) of every file below a directory, links followed."""
+    return _walk(Path(directory), "", ())
+
+
 def stage(directory: str | Path, make_workspace: Callable[[], Workspace], prefix: str) -> StagedDirectory:
     """Copies every file below `directory`. Links are followed, so that the copy stands alone; empty folders
     are left out,

@@ -69,7 +69,7 @@ class LocalStorage:
     def put(self, draft: Draft, files: Sequence[SourceFile]) -> None:
         self.make_root()
         folder = self._folder(draft)
-        folder.mkdir(exist_ok=True)
+        _make(folder)
         written: list[Path] = []
         try:
             for file in files:
@@ -154,10 +154,17 @@ class LocalStorage:
             raise
 
 
+def _make(folder: Path) -> None:
+    """Not `Path.mkdir(exist_ok=True)`, which looks again when it is there already: if it was dropped in between, that
+    is a FileExistsError, as if somebody else wrote here."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+
+
 def _write_file(folder: Path, file: SourceFile) -> None:
     path = folder / file.name
     for inside in reversed(path.relative_to(folder).parents[:-1]):
-        (folder / inside).mkdir(exist_ok=True)  # not with its parents: a draft that was dropped stays so
+        _make(folder / inside)  # not with its parents: a draft that was dropped stays so
     linked = file if isinstance(file, DiskFile) and _link(file.path, path) else None
     fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if linked else os.O_WRONLY | os.O_CREAT | os.O_EXCL), 0o666)
     try:

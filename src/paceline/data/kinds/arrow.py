@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.rows import Columns, from_arrow
+from paceline.data.rows import Columns, check_names, from_arrow
 
 _SAMPLE = 1024
 
@@ -17,6 +17,7 @@ _SAMPLE = 1024
 class ArrowSource:
     def __init__(self, table: Any):
         self.table = table if hasattr(table, "combine_chunks") else _table_of(table)
+        check_names(self.table.schema.names, "dataset: this table")
 
     @staticmethod
     def takes(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,20 +31,34 @@ class File:
 
     def open(self) -> Any:
         if self.is_local:
+            self.check()
             return self.path
         import fsspec
 
         return fsspec.open(self.path, "rb").open()
 
+    def check(self) -> None:
+        """Before a file of this machine is opened: what is there now is a file, since a pipe would block for ever, and
+        as large as it was. One that was written anew has its rows elsewhere, which would be read torn."""
+        found = os.stat(self.path)
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(f"{self.path} is not a file any more.")
+        if found.st_size != self.size:
+            raise DataError(
+                f"{self.path} has {found.st_size} bytes now, and had {self.size} when the dataset was made. Leave "
+                "files alone while they are read, or make the dataset anew."
+            )
+
     def bytes(self, start: int, stop: int) -> bytes:
-        with Path(self.path).open("rb") if self.is_local else self.open() as opened:
-            opened.seek(start)
-            found: bytes = opened.read(stop - start)
+        opened = self.open()
+        with open(opened, "rb") if self.is_local else opened as file:
+            file.seek(start)
+            found: bytes = file.read(stop - start)
         if len(found) < stop - start:
             raise DataError(f"{self.path} has become shorter since it was opened first.")
         return found
 
-    def part(self, name: str, act: Callable[[], Any]) -> Any:
+    def part(self, name: str, act: Callable[[], Any], advice: str = "") -> Any:
         """What `act` reads, a part of that name. Storage that fails is asked again a few times; what a file holds does
         not get better by that. Errors say which file it is, and which part of it."""
         import pyarrow as pa
@@ -53,6 +68,7 @@ class File:
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
             raise DataError(
                 f"{self.path}: {name} cannot be read: {error}. Is the file damaged, cut off, or of another kind?"
+                + (f" {advice}." if advice else "")
             ) from error
         except FileNotFoundError as error:
             raise DataError(f"{self.path} is not there (any more).") from error
@@ -111,21 +127,51 @@ def find_files(paths: Any, endings: Sequence[str]) -> Files:
 def _local(path: str, endings: Sequence[str]) -> list[File]:
     path = os.path.expanduser(path)
     if os.path.isdir(path):
-        names = [
-            str(one) for one in sorted(Path(path).rglob("*")) if one.is_file() and one.name.endswith(tuple(endings))
-        ]
+        names = _below(path, endings)
         if not names:
             raise ArgumentError(f"{path}: there is no file in this folder whose name ends with {' or '.join(endings)}.")
-    elif os.path.isfile(path):
+    elif os.path.lexists(path):
         names = [path]
     else:
-        names = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+        names = _matching(path, endings)
     if not names:
         what = "matches no file" if glob.has_magic(path) else "is not there"
         raise ArgumentError(
             f"{path}: this {'pattern' if glob.has_magic(path) else 'path'} {what}. It was looked for in {os.getcwd()}."
         )
-    return [File(os.path.abspath(name), os.path.getsize(name), is_local=True) for name in names]
+    return [File(os.path.abspath(name), _size_of(name), is_local=True) for name in names]
+
+
+def _below(folder: str, endings: Sequence[str]) -> list[str]:
+    """What a folder that cannot be read holds would be missing, and nobody would know: that is an error."""
+
+    def refuse(error: OSError) -> None:
+        raise ArgumentError(f"{error.filename}: this folder cannot be read: {error.strerror}.") from error
+
+    found = [Path(place, name) for place, _, names in os.walk(folder, onerror=refuse) for name in names]
+    return [str(one) for one in sorted(found) if one.name.endswith(tuple(endings))]
+
+
+def _matching(pattern: str, endings: Sequence[str]) -> list[str]:
+    """Of folders, those whose name is that of a file are meant, as other tools write them: for the files in them."""
+    found: dict[str, None] = {}
+    for name in sorted(glob.glob(pattern, recursive=True)):
+        if not os.path.isdir(name):
+            found[name] = None
+        elif name.endswith(tuple(endings)):
+            found |= dict.fromkeys(_below(name, endings))
+    return list(found)
+
+
+def _size_of(path: str) -> int:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        what = "is a link that leads nowhere" if os.path.islink(path) else f"cannot be read: {error.strerror}"
+        raise ArgumentError(f"{path} {what}.") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise ArgumentError(f"{path} is not a file, but a pipe, a socket or a device.")
+    return found.st_size
 
 
 def _remote(url: str, endings: Sequence[str]) -> list[File]:

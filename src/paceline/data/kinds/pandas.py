@@ -20,6 +20,8 @@ class PandasSource(ArrowSource):
                 f"dataset: a column of the data frame holds values of different kinds: {error}. Convert it first, for "
                 "example with .astype(str)."
             ) from error
+        except ValueError as error:  # two columns have one name
+            raise ArgumentError(f"dataset: this data frame cannot be read: {error}.") from error
 
     @staticmethod
     def takes(value: Any) -> bool:

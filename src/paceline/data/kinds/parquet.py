@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.data.base import Block
 from paceline.data.kinds.files import File, Files, in_parallel
-from paceline.data.rows import Columns, from_arrow
+from paceline.data.rows import Columns, check_names, from_arrow, without_codes
 from paceline.errors import ArgumentError, DataError
 
 _MOST_OPEN = 64
@@ -37,6 +37,7 @@ class ParquetSource:
         footers = in_parallel(self._footer, self._files)
         schema, row = footers[0][0], 0
         self._names = list(schema.names)
+        check_names(self._names, self._files[0].path)
         for number, (theirs, sizes) in enumerate(footers):
             _check_schema(self._files[0], schema, self._files[number], theirs)
             for group, num_rows in enumerate(sizes):
@@ -65,7 +66,7 @@ class ParquetSource:
     def read(self, block: Block, columns: Sequence[str] | None) -> Columns:
         number, group = self._places[block.number]
         wanted = columns if columns is not None else self._columns
-        table = self._table(number, group, wanted)
+        table = without_codes(self._table(number, group, wanted))
         return from_arrow(table.select(list(wanted if wanted is not None else self._names)))  # each file has its order
 
     def _table(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
@@ -91,7 +92,10 @@ class ParquetSource:
                 known.pop(next(iter(known))).close()
             # Not mapped into memory: reading a mapped file that is cut off meanwhile is a signal (SIGBUS), which would
             # end the process. Mapping would spare a quarter of the time or more.
-            known[file.path] = pq.ParquetFile(file.open(), pre_buffer=not file.is_local)
+            # Checksums of pages are verified where a file has some: what is damaged else is read as other values.
+            known[file.path] = pq.ParquetFile(
+                file.open(), pre_buffer=not file.is_local, page_checksum_verification=True
+            )
         return known[file.path]
 
     def count_matching(self, block: Block, conditions: Sequence[Any]) -> int:
@@ -106,9 +110,15 @@ class ParquetSource:
             for condition in conditions:
                 table = table.filter(condition)
             return int(table.num_rows)
-        fragment = ds.ParquetFileFormat().make_fragment(file.path, pyarrow.fs.LocalFileSystem(), row_groups=[group])
         every = reduce(and_, conditions)
-        return int(file.part(f"row group {group}", lambda: fragment.count_rows(filter=every)))
+
+        def count() -> int:
+            file.check()
+            kind = ds.ParquetFileFormat()
+            fragment = kind.make_fragment(file.path, pyarrow.fs.LocalFileSystem(), row_groups=[group])
+            return int(fragment.count_rows(filter=every))
+
+        return int(file.part(f"row group {group}", count))
 
     def column_names(self) -> list[str]:
         return self._columns or self._names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
@@ -10,12 +11,17 @@ from typing import Any
 
 from paceline.data.base import Block
 from paceline.data.kinds.files import File, Files, in_parallel
-from paceline.data.rows import Columns, from_arrow
+from paceline.data.rows import Columns, check_names, from_arrow
 from paceline.errors import ArgumentError, DataError
+
+logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 16 << 20
 _LOOK_BYTES = 1 << 16
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
+_OTHERWISE = "Columns and types are those of the first block; schema=... says what they are, if that does not show it"
 
 
 class TextSource:
@@ -24,12 +30,13 @@ class TextSource:
 
     kind: str
 
-    def __init__(self, files: Files, block_bytes: int = BLOCK_BYTES, schema: Any = None, **options: Any):
-        self._files, self._options = files, options
+    def __init__(self, files: Files, block_bytes: int | None = None, schema: Any = None):
+        self._files = files
+        size = _checked(block_bytes, schema)
         self._blocks: list[Block] = []
         self._places: list[tuple[int, int, int]] = []
         """Of each block: its file, and from where to where."""
-        for number, stretches in enumerate(in_parallel(lambda file: self._stretches(file, block_bytes), files)):
+        for number, stretches in enumerate(in_parallel(lambda file: self._stretches(file, size), files)):
             for start, stop in stretches:
                 name = f"{files[number].path}, bytes {start} to {stop}"
                 self._places.append((number, start, stop))
@@ -37,6 +44,7 @@ class TextSource:
         if not self._blocks:
             raise DataError(f"{files}: there are no rows in {'it' if len(files) == 1 else 'them'}.")
         self._schema = schema if schema is not None else self._first_schema()
+        check_names(self._schema.names, files)
 
     @staticmethod
     def takes(value: Any) -> bool:
@@ -79,8 +87,13 @@ class TextSource:
             raise DataError(f"{file.path} has no column {missing[0]!r}; it has {', '.join(names)}.")
         part = block.name.removeprefix(f"{file.path}, ")
         content = file.part(part, lambda: file.bytes(start, stop))
+        if stop < file.size and not content.endswith(b"\n"):
+            raise DataError(
+                f"{file.path}: {part} do not end with a line any more. The file was written anew since the dataset was "
+                "made: make it anew, too."
+            )
         wanted = names[:1] if columns is not None and not columns else columns  # to count rows, one will do
-        table = file.part(part, lambda: self._parsed(content, file, wanted, self._schema))
+        table = file.part(part, lambda: self._parsed(content, file, wanted, self._schema), _OTHERWISE)
         chosen = names if columns is None else list(columns)
         lacking = [name for name in chosen if name not in table.schema.names]
         if lacking:
@@ -102,20 +115,40 @@ class TextSource:
 
 
 class CsvSource(TextSource):
-    """The first line has the names. Text in quotes must not contain line ends, unless the file is read as one block:
-    `newlines_in_values=True`."""
+    """The first line has the names, unless they are given. Text in quotes must not contain line ends, unless the file
+    is read as one block: `newlines_in_values=True`."""
 
     kind = "csv"
 
-    def __init__(self, files: Files, delimiter: str = ",", newlines_in_values: bool = False, **options: Any):
+    def __init__(
+        self,
+        files: Files,
+        delimiter: str = ",",
+        newlines_in_values: bool = False,
+        block_bytes: int | None = None,
+        schema: Any = None,
+        column_names: Sequence[str] | None = None,
+    ):
+        if not isinstance(delimiter, str) or len(delimiter.encode()) != 1:
+            raise ArgumentError(f"delimiter={delimiter!r}: expected one letter, of one byte.")
         self._delimiter, self._newlines = delimiter, newlines_in_values
+        self._given_names = None if column_names is None else list(column_names)
         self._headers: dict[str, bytes] = {}
-        if newlines_in_values:
-            options["block_bytes"] = max(1, *(file.size for file in files), 1) + 1
-        super().__init__(files, **options)
+        whole = max(file.size for file in files) + 1 if newlines_in_values else block_bytes
+        super().__init__(files, whole, schema)
         self._check_headers()
+        if self._given_names is None and _is_a_row(self.column_names()):
+            logger.warning(
+                "%s: its first line holds numbers only, %s, and is taken for the names of the columns. If the file has "
+                "none, say column_names=[...].",
+                files,
+                ", ".join(self.column_names()[:3]),
+            )
 
     def _start_of(self, file: File) -> int:
+        if self._given_names is not None:
+            self._headers[file.path] = b""
+            return 0
         end = _next_line(file, 0)
         self._headers[file.path] = file.bytes(0, end)
         return end
@@ -140,7 +173,9 @@ class CsvSource(TextSource):
         types = None if schema is None else {field.name: field.type for field in schema}
         return csv.read_csv(
             _plain(header + content, kind),
-            read_options=csv.ReadOptions(block_size=max(1 << 20, len(header) + len(content) + 1)),
+            read_options=csv.ReadOptions(
+                block_size=max(1 << 20, len(header) + len(content) + 1), column_names=self._given_names
+            ),
             parse_options=csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self._newlines),
             convert_options=csv.ConvertOptions(
                 column_types=types, include_columns=None if columns is None else list(columns)
@@ -166,7 +201,27 @@ class JsonSource(TextSource):
         )
         if schema is not None and not isinstance(table, pa.Table):
             raise ArgumentError(f"{file.path}: expected one JSON object on each line.")
+        table.validate(full=True)  # whether text is UTF-8: what reads CSV looks, and what reads JSON does not
         return table if columns is None else table.select(list(columns))
+
+
+def _is_a_row(names: Sequence[str]) -> bool:
+    """Whether they are numbers, and not all of them whole ones: columns may be counted, or be years."""
+    try:
+        return all(float(name) == float(name) for name in names) and not all(name.isdecimal() for name in names)
+    except ValueError:
+        return False
+
+
+def _checked(block_bytes: Any, schema: Any) -> int:
+    import pyarrow as pa
+
+    size = BLOCK_BYTES if block_bytes is None else block_bytes
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ArgumentError(f"block_bytes={size!r}: expected a whole number, at least 1.")
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise ArgumentError(f"schema={schema!r}: expected a pyarrow.Schema.")
+    return size
 
 
 def _next_line(file: File, start: int) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from paceline.data.draws import drawing_row
 from paceline.data.rows import Rows, Samples
@@ -52,10 +56,21 @@ class TorchSource:
         return None
 
     def fingerprint(self) -> str:
-        return f"{type(self.dataset).__module__}.{type(self.dataset).__qualname__} {self._size}"
+        """Of its type and length, since what its rows are only its own code knows; and of what a Subset has chosen, as
+        `random_split` draws it anew in every program."""
+        return self._mark
+
+    @cached_property
+    def _mark(self) -> str:
+        marks, one = [f"{_type_of(self.dataset)} {self._size}"], self.dataset
+        while isinstance(one, _module().Subset):
+            chosen = np.fromiter(one.indices, np.int64, len(one.indices))
+            one = one.dataset
+            marks.append(f"{blake2b(chosen.tobytes(), digest_size=8).hexdigest()} of {_type_of(one)}")
+        return " ".join(marks)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "torch", "type": self.fingerprint().split()[0], "num_rows": self._size}
+        return {"kind": "torch", "type": _type_of(self.dataset), "num_rows": self._size}
 
 
 class TorchStreamSource:
@@ -79,7 +94,11 @@ class TorchStreamSource:
         return None
 
     def fingerprint(self) -> str:
-        return f"{type(self.dataset).__module__}.{type(self.dataset).__qualname__}"
+        return _type_of(self.dataset)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "torch iterable", "type": self.fingerprint()}
+
+
+def _type_of(dataset: Any) -> str:
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"

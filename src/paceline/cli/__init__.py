@@ -1,0 +1,10 @@
+"""The command line: `paceline VERB`. One module for each group of verbs, each added to the app in `app`.
+
+Nothing heavy is imported before a verb runs: `paceline --help` answers at once.
+"""
+
+
+def main() -> None:
+    from paceline.cli.app import app
+
+    app()
