@@ -1,0 +1,132 @@
+"""Checkpoints of a trial: what one has, and which of them is best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline import session
+from paceline.checkpoints import CheckpointStrategy
+from paceline.checkpoints.checkpoint import Checkpoint
+from paceline.errors import ArgumentError, TrainerStateError
+from paceline.prepare.reproducibility import set_rng_state
+from paceline.pytorch.units import Lengths
+
+SCORE = "score"
+
+
+@dataclass(frozen=True)
+class Found:
+    lengths: Lengths
+    seed: int
+
+
+def found_in(checkpoint: Mapping[str, Any]) -> Found:
+    """ArgumentError if it is not of a trial."""
+    try:
+        numbers = [int(checkpoint[name]) for name in ("batches", "epochs", "records", "seed")]
+        _ = checkpoint["models"], checkpoint["optimizers"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"The checkpoint {getattr(checkpoint, 'path', None) or ''} was not saved by a pytorch.Trainer: it has "
+            f"{', '.join(map(repr, checkpoint)) or 'nothing'}. For other weights, load them into the model by yourself."
+        ) from error
+    return Found(Lengths(*numbers[:3]), numbers[3])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What ranks had of their own: positions in the data of all of them, and this one's random numbers, if there are as
+    many ranks as there were."""
+
+    feeds: list[Any]
+    gradients: list[Any]
+    """That wait for further batches: this rank's, or those of all ranks if there are not as many."""
+    rng: dict[str, Any] | None
+    path: str | None
+
+    def restore_generators(self) -> None:
+        if self.rng is not None:
+            set_rng_state(self.rng)
+
+
+def states_of_ranks(checkpoint: Mapping[str, Any]) -> Kept:
+    parts = checkpoint.all_ranks if isinstance(checkpoint, Checkpoint) else []
+    there = [part for part in parts if part]
+    place = session.place()
+    own = parts[place.world_rank] if len(parts) == place.world_size else None
+    feeds = [part["feed"] for part in there if part.get("feed") is not None]
+    waiting = [part["gradients"] for part in ([own] if own else there) if part.get("gradients") is not None]
+    return Kept(feeds, waiting, None if own is None else own.get("rng"), getattr(checkpoint, "path", None))
+
+
+class Score:
+    """Of validations: the best so far, and which checkpoint has it. Checkpoints that are neither the best nor the
+    latest are deleted, if that is wanted."""
+
+    def __init__(self) -> None:
+        self.best: float | None = None
+        self.best_path: str | None = None
+        self._smaller_is_better = True
+        self._latest: float | None = None
+        """Of the validation at this very batch."""
+        self._keeps_best = False
+        self._has_warned = False
+
+    def keep_best(self, smaller_is_better: bool) -> None:
+        """From now on the best and the latest are kept, and no other; unless the run was given a strategy."""
+        self._smaller_is_better, self._keeps_best = smaller_is_better, True
+        running = _running()
+        if running.strategy == CheckpointStrategy():
+            order = "min" if smaller_is_better else "max"
+            running.set_strategy(
+                CheckpointStrategy(num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order=order)
+            )
+
+    def take(self, name: str | None, metrics: Mapping[str, Any]) -> bool:
+        """Whether this validation is the best so far. True also if it cannot be told: better one too many."""
+        self._latest = None
+        try:
+            value = math.nan if name is None else float(metrics[name])
+        except (TypeError, ValueError):
+            value = math.nan
+        if math.isnan(value):
+            return True
+        self._latest = value
+        if self.best is not None and (value >= self.best if self._smaller_is_better else value <= self.best):
+            return False
+        self.best, self.best_path = value, None
+        return True
+
+    def save(self, state: dict[str, Any], directory: Path | None, own: dict[str, Any], is_validated: bool) -> str:
+        score = self._latest if is_validated else None
+        running = _running()
+        path = running.next_checkpoint_path
+        running.save_checkpoint({**state, SCORE: math.nan if score is None else score}, directory, own)
+        if score is not None and score == self.best and self.best_path is None:
+            self.best_path = path
+        return path
+
+    def settle(self) -> None:
+        """Wait until what was saved counts."""
+        _running().settle()
+
+    def as_state(self) -> dict[str, Any]:
+        return {"value": self.best, "path": self.best_path}
+
+    @classmethod
+    def of(cls, state: Any) -> Score:
+        made = cls()
+        if isinstance(state, Mapping):
+            made.best, made.best_path = state.get("value"), state.get("path")
+        return made
+
+
+def _running() -> session.Session:
+    running = session.current()
+    if running is None:
+        raise TrainerStateError("The trial is outside of its context: use it inside `with pytorch.init() as context`.")
+    return running

@@ -1,0 +1,99 @@
+"""Offline processing over all ranks: each row once, whoever dies."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+import paceline
+from paceline import Trainer, pytorch
+from paceline.errors import ArgumentError, ArgumentTypeError
+
+NUM_ROWS = 101
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return NUM_ROWS
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+class Doubling(pytorch.TorchBatchProcessor):
+    kill_at = None
+
+    def __init__(self, context):
+        self.context, self.rows = context, []
+        self.total = context.wrap_reducer(sum, "total")
+        self.model = context.prepare_model_for_inference(torch.nn.Linear(1, 1))
+
+    def process_batch(self, batch, batch_idx):
+        assert not torch.is_grad_enabled()
+        if batch_idx == self.kill_at and self.context.distributed.rank == 1:
+            marker = self.context.output_dir.parents[1] / "killed"
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        self.rows += (batch * 2).tolist()
+        self.total.update(int(batch.sum()))
+
+    def on_checkpoint_start(self):
+        if self.rows:
+            (self.context.output_dir / "rows.json").write_text(json.dumps(self.rows))
+        self.rows = []
+
+
+class Dying(Doubling):
+    kill_at = 7
+
+
+def written(output):
+    return sorted(row for path in output.glob("rank_*/rows.json") for row in json.loads(path.read_text()))
+
+
+EXPECTED = [2 * number for number in range(NUM_ROWS)]
+
+
+def test_one_process(tmp_path):
+    metrics = pytorch.torch_batch_process(Doubling, Numbers(), 8, output_dir=tmp_path / "out", logdir=tmp_path)
+    assert metrics == {"total": sum(range(NUM_ROWS))}
+    assert written(tmp_path / "out") == EXPECTED
+
+
+def test_no_more_than_asked_for(tmp_path):
+    pytorch.torch_batch_process(Doubling, Numbers(), 8, max_batches=3, output_dir=tmp_path / "out", logdir=tmp_path)
+    assert written(tmp_path / "out") == EXPECTED[:24]
+
+
+def test_rank_is_killed_and_every_row_is_there_once(tmp_path):
+    def process(config):
+        return pytorch.torch_batch_process(
+            Dying, Numbers(), 4, checkpoint_interval=3, output_dir=config["out"], dataloader_kwargs={"num_workers": 0}
+        )
+
+    with Trainer(backend="torch", num_workers=2, max_retries=1) as trainer:
+        trainer.run(process, {"out": str(tmp_path / "out")})
+    assert [event["kind"] for event in paceline.load_run(trainer.latest_run_dir).events].count("restart") == 1
+    assert written(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"batch_size": 0}, r"batch_size=0"),
+        ({"checkpoint_interval": 0}, r"checkpoint_interval=0"),
+        ({"max_batches": 0}, r"max_batches=0"),
+        ({"dataloader_kwargs": {"shuffle": True}}, r"'shuffle'.*in their order"),
+    ],
+)
+def test_mistakes(arguments, said):
+    with pytest.raises(ArgumentError, match=said):
+        pytorch.torch_batch_process(Doubling, Numbers(), **arguments)
+
+
+def test_dataset_without_a_length():
+    with pytest.raises(ArgumentTypeError, match="without a length"):
+        pytorch.torch_batch_process(Doubling, iter([1, 2]))
