@@ -1,0 +1,51 @@
+"""A trial's loop against the same loop written by hand, Lightning's Trainer and that of Hugging Face: one step.
+
+One process for short steps, two ranks for long ones. Each is timed inside, over the last 400 steps of 500.
+"""
+
+from collections.abc import Callable
+
+from benchmarks.figures import MICROSECONDS, Row, ratio_at_least
+from benchmarks.marks import the
+from benchmarks.rounds import Effort, in_turns
+from benchmarks.systems import System, Torchrun, run_reader
+
+SHORT = {"width": 64, "depth": 2, "batch_size": 32}
+LONG = {"width": 512, "depth": 3, "batch_size": 128}
+NUM_STEPS, NUM_WARM = 500, 100
+
+
+def alone(name: str, package: str) -> System:
+    return System(name, package, "step_a_model.py", (package,))
+
+
+OURS, BARE = alone("Paceline trial", "paceline"), alone("bare loop", "torch")
+LIGHTNING, HUGGING_FACE = alone("Lightning Trainer", "lightning"), alone("Hugging Face Trainer", "transformers")
+
+
+def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
+    short = in_turns((OURS, BARE, LIGHTNING, HUGGING_FACE), lambda system: _steps_s(system, SHORT, 1), effort, say)
+    two = tuple(Torchrun(one.name, one.package, one.script, ()) for one in (OURS, BARE))
+    long = in_turns(two, lambda system: _steps_s(system, LONG, 2), effort, say)
+    return [
+        _row("one step of a small MLP, one process", short, 0.9),
+        _row("one step of an MLP of 0.8 million parameters under DDP, 2 ranks by torchrun", long, 0.98),
+    ]
+
+
+def _steps_s(system: System, sizes: dict[str, int], world_size: int) -> list[float]:
+    spec = {**sizes, "num_steps": NUM_STEPS, "num_warm": NUM_WARM, "system": system.package}
+    marks = the("steps", run_reader(system, **spec).marks, world_size)
+    return [max(one["seconds"] for one in marks) / (NUM_STEPS - NUM_WARM)]
+
+
+def _row(what: str, figures: list, least: float) -> Row:
+    ours, bare, *others = figures
+    return Row(
+        what,
+        MICROSECONDS,
+        ours,
+        (bare, *others),
+        target=f"≥ {least} of the bare loop's speed",
+        is_met=ratio_at_least(MICROSECONDS, ours, bare, least),
+    )
