@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from trials import ROWS, OneWeight, Rows, expected_weights, train
+from one_weight import ROWS, OneWeight, Rows, expected_weights, train
 
 import paceline
 from paceline import Trainer, load_run, pytorch
@@ -60,6 +60,41 @@ def test_policy_decides_which_checkpoints_stay(tmp_path, policy, expected):
     if policy == "best":
         assert paceline.read_checkpoint(result.best_checkpoint)["batches"] == 2
     assert paceline.read_checkpoint(result.latest_checkpoint)["batches"] == 8
+
+
+def test_larger_may_be_better(tmp_path):
+    class Growing(OneWeight):
+        def evaluate_batch(self, batch):
+            return {"f1": [0.1, 0.7, 0.3, 0.2][self.context.current_train_batch() // 2], "loss": 1.0}
+
+    for policy in ("best", "all"):
+        with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+            fit = pytorch.Trainer(Growing(context), context).fit
+            periods = {"max_length": Batch(8), "validation_period": Batch(2), "checkpoint_policy": policy}
+            result = fit(**periods, metric="f1", smaller_is_better=False)
+        assert result.best_validation == pytest.approx(0.7)
+        assert paceline.read_checkpoint(result.best_checkpoint)["batches"] == 4
+
+
+def test_reducer_for_training_and_validation_collects_each_on_its_own(tmp_path):
+    class Counting(OneWeight):
+        def __init__(self, context):
+            super().__init__(context)
+            self.count = context.wrap_reducer(len, "count")
+
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            self.count.update(1)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+        def evaluate_batch(self, batch):
+            self.count.update(1)
+            return {}
+
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        result = pytorch.Trainer(Counting(context), context).fit(max_length=Batch(8), validation_period=Batch(4))
+    frame = result.metrics
+    assert frame["count"].dropna().tolist() == [4, 4]
+    assert frame["val_count"].dropna().tolist() == [6, 6]
 
 
 def test_gradients_of_several_batches_are_one_step(tmp_path):
@@ -440,7 +475,7 @@ import torch.distributed as dist
 import paceline as det
 from paceline import core, pytorch
 sys.path.insert(0, {tests!r})
-from trials import OneWeight
+from one_weight import OneWeight
 
 def main():
     dist.init_process_group(backend="gloo")

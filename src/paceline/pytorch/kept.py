@@ -73,14 +73,13 @@ class Score:
         self._smaller_is_better = True
         self._latest: float | None = None
         """Of the validation at this very batch."""
-        self._keeps_best = False
-        self._has_warned = False
 
-    def keep_best(self, smaller_is_better: bool) -> None:
-        """From now on the best and the latest are kept, and no other; unless the run was given a strategy."""
-        self._smaller_is_better, self._keeps_best = smaller_is_better, True
+    def rank(self, smaller_is_better: bool, keeps_best: bool) -> None:
+        """What is best from now on. With `keeps_best` that one and the latest are kept, and no other; unless the run
+        was given a strategy."""
+        self._smaller_is_better = smaller_is_better
         running = _running()
-        if running.strategy == CheckpointStrategy():
+        if keeps_best and running.strategy == CheckpointStrategy():
             order = "min" if smaller_is_better else "max"
             running.set_strategy(
                 CheckpointStrategy(num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order=order)

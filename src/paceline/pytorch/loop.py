@@ -107,8 +107,7 @@ class Loop:
 
     def run(self, plan: Plan) -> TrainResult:
         """Until the length is reached, or something else ends it."""
-        if plan.checkpoint_policy == "best":
-            self._score.keep_best(plan.smaller_is_better)
+        self._score.rank(plan.smaller_is_better, keeps_best=plan.checkpoint_policy == "best")
         if plan.step_zero_validation and self.lengths.batches == 0 and self._validated_at < 0:
             self._validate(plan)
         reason: Reason | None = None
@@ -203,6 +202,7 @@ class Loop:
         finally:
             self._optimization.set_training(True)
         values |= self._context.reducers.reduce(False, self._ranks.allgather)
+        self._context.reducers.reset(is_training=True)  # one may be for both: training begins to collect anew
         self.callbacks.tell("on_validation_end", values)
         self._validated_at, self._validation = self.lengths.batches, values
         self._tell(reported_names(values))
