@@ -162,4 +162,4 @@ SYSTEMS = {"torch": bare, "paceline": trial, "lightning": lightning, "transforme
 if __name__ == "__main__":
     torch.set_num_threads(1)
     spec = json.loads(sys.argv[1])
-    SYSTEMS[spec["system"]](spec)
+    SYSTEMS[spec["kind"]](spec)

@@ -135,13 +135,15 @@ class PreparedDataLoader:
         except TypeError:  # a dataset or a sampler without a length
             return None
 
-    def num_samples(self, done: int) -> int | None:
-        """How many samples all ranks together get in the batches that come when so much of an epoch is done; None if
-        that cannot be known."""
+    def num_samples_left(self) -> tuple[int | None, int]:
+        """How many samples the next loop has for all ranks together, None if that cannot be known; and how many of them
+        they get at a time."""
+        done = 0 if self._position.is_begun else self._position.done
         try:
-            return None if self._order is None or not self._is_dealt_out else self._order.num_items(done)
+            left = None if self._order is None or not self._is_dealt_out else self._order.num_items_left(done)
         except TypeError:
-            return None
+            left = None
+        return left, self._stride
 
     def set_epoch(self, epoch: int) -> None:
         """Not needed, as epochs count themselves; for code that announces them, and to start anywhere."""

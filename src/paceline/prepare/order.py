@@ -172,10 +172,10 @@ class BatchOrder(Sampler[Any]):
         items = self.sampler.order(epoch, done, extent)
         if self._size is not None:
             items = _batched(items, self._size, self.sampler.share.drop_last)
+        seed, stride = self.sampler.seed, self.stride
         for item in items:
-            seed = derived_seed("batch", self.sampler.seed, epoch, self.rank, done)
-            yield SeededBatch(item, seed) if type(item) is list else item
-            done += self.stride
+            yield SeededBatch(item, (seed, epoch, self.rank, done)) if type(item) is list else item
+            done += stride
 
     def __len__(self) -> int:
         return self.num_left(0)
@@ -185,9 +185,9 @@ class BatchOrder(Sampler[Any]):
         count = self.sampler.share.count(max(0, len(self.sampler.source) - done))
         return count if self._size is None else Share(0, self._size, self.sampler.share.drop_last).count(count)
 
-    def num_items(self, done: int) -> int | None:
-        """Samples that all ranks together get next; None if items are no samples."""
-        return None if self._size is None else max(0, min(self.stride, len(self.sampler.source) - done))
+    def num_items_left(self, done: int) -> int | None:
+        """Samples that all ranks together still get; None if items are no samples."""
+        return None if self._size is None else max(0, len(self.sampler.source) - done)
 
     def __getattr__(self, name: str) -> Any:
         return _attribute_of("replaced", self, name)
@@ -201,17 +201,24 @@ class SeededBatch(list[Any]):
     of ours that reaches a worker unchanged whatever the dataset, `collate_fn` and `worker_init_fn` are.
     """
 
-    def __init__(self, indices: Iterable[Any] = (), seed: int = 0):
+    __slots__ = ("_made_of",)
+
+    def __init__(self, indices: Iterable[Any] = (), made_of: tuple[int, ...] = ()):
+        """`made_of`: of which numbers its seed is made. Only a process that reads it needs that."""
         super().__init__(indices)
-        self.seed = seed
+        self._made_of = made_of
+
+    @property
+    def seed(self) -> int:
+        return derived_seed("batch", *self._made_of)
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             seed_generators(self.seed)
         return super().__iter__()
 
-    def __reduce__(self) -> tuple[type, tuple[list[Any], int]]:
-        return SeededBatch, (self[:], self.seed)
+    def __reduce__(self) -> tuple[type, tuple[list[Any], tuple[int, ...]]]:
+        return SeededBatch, (self[:], self._made_of)
 
 
 def seeded_order(source: Iterable[Any], seed: int, extent: Extent | None = None) -> Iterator[Any]:

@@ -132,7 +132,7 @@ class TorchSource:
         )
 
     def open(self) -> Iterator[Any]:
-        self._before = self._loader.state_dict()["done"]
+        self._left, self._stride = self._loader.num_samples_left()
         return iter(self._loader)
 
     def num_left(self) -> int | None:
@@ -145,9 +145,11 @@ class TorchSource:
             return None
 
     def num_rows(self, batch: Any) -> int:
-        before, self._before = self._before, self._loader.state_dict()["done"]
-        known = self._loader.num_samples(before)
-        return self._trial.get_batch_length(batch) * self._world_size if known is None else known
+        if self._left is None:
+            return self._trial.get_batch_length(batch) * self._world_size
+        taken = min(self._stride, self._left)
+        self._left -= taken
+        return taken
 
     def state(self) -> Any:
         return self._loader.state_dict()

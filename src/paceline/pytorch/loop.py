@@ -142,8 +142,9 @@ class Loop:
         with section(clock, "forward"):
             returned = self._trial.train_batch(batch, lengths.epochs, lengths.batches)
         self._metrics.add(returned)
-        moment = Moment(lengths.batches, lengths.epochs, fetched.num_left, self._feed.epoch_length, fetched.is_last)
-        self._optimization.end_batch(moment)
+        if self._optimization.follows_batches:
+            left, whole = fetched.num_left, self._feed.epoch_length
+            self._optimization.end_batch(Moment(lengths.batches, lengths.epochs, left, whole, fetched.is_last))
         self.lengths = lengths.after(fetched.num_rows, fetched.is_last)
         self._in_epoch = 0 if fetched.is_last else self._in_epoch + 1
         if clock is not None:

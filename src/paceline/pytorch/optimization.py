@@ -66,6 +66,11 @@ class Optimization:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [one.optimizer for one in self._optimizers]
 
+    @property
+    def follows_batches(self) -> bool:
+        """Whether there is anything to do after a batch."""
+        return bool(self.schedulers) or self.is_automatic
+
     def wrap_model(self, model: torch.nn.Module, compile: bool | dict[str, Any], ddp_kwargs: Any) -> Any:
         if self.is_automatic:
             device = get_device()

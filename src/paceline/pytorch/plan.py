@@ -42,13 +42,14 @@ class Plan:
 
     def due(self, before: Lengths, after: Lengths) -> Due:
         """After the batch between these two."""
-        return Due(
-            self.max_length.is_over(after),
-            *(
-                period is not None and period.is_due(before, after)
-                for period in (self.validation_period, self.checkpoint_period, self.reporting_period)
-            ),
-        )
+        validation, checkpoint, report = self.validation_period, self.checkpoint_period, self.reporting_period
+        is_over = self.max_length.is_over(after)
+        is_validated = validation is not None and validation.is_due(before, after)
+        is_saved = checkpoint is not None and checkpoint.is_due(before, after)
+        is_told = report is not None and report.is_due(before, after)
+        if not (is_over or is_validated or is_saved or is_told):
+            return NOTHING
+        return Due(is_over, is_validated, is_saved, is_told)
 
     def score_name(self, metrics: dict[str, Any]) -> str | None:
         """Of the validation metric that decides what is best; None if that cannot be told."""
@@ -75,6 +76,9 @@ class Due:
 
     def __bool__(self) -> bool:
         return self.end or self.validation or self.checkpoint or self.report
+
+
+NOTHING = Due(False, False, False, False)
 
 
 def reported_names(metrics: dict[str, Any]) -> dict[str, Any]:
