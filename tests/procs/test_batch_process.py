@@ -74,7 +74,7 @@ def test_rank_is_killed_and_every_row_is_there_once(tmp_path):
             Dying, Numbers(), 4, checkpoint_interval=3, output_dir=config["out"], dataloader_kwargs={"num_workers": 0}
         )
 
-    with Trainer(backend="torch", num_workers=2, max_retries=1) as trainer:
+    with Trainer(backend="torch", engine="local", num_workers=2, max_retries=1) as trainer:
         trainer.run(process, {"out": str(tmp_path / "out")})
     assert [event["kind"] for event in paceline.load_run(trainer.latest_run_dir).events].count("restart") == 1
     assert written(tmp_path / "out") == EXPECTED

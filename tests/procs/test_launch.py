@@ -22,7 +22,9 @@ def launch(tmp_path, monkeypatch, capfd):
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(text))
         program = program_of([*words], is_module=is_module, no_python=no_python)
-        code = run_to_exit_code(program, Launch(**{"num_workers": 2, "logdir": str(tmp_path / "runs"), **options}))
+        # Here, also if the tests before have left this process connected to Ray.
+        usual = {"num_workers": 2, "engine": "local", "logdir": str(tmp_path / "runs")}
+        code = run_to_exit_code(program, Launch(**{**usual, **options}))
         return code, *capfd.readouterr(), paceline.load_run(tmp_path / "runs")
 
     return launch

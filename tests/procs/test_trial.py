@@ -348,7 +348,7 @@ def in_worker(config):
 
 @pytest.fixture(scope="module")
 def workers():
-    with Trainer(backend="torch", num_workers=2) as trainer:
+    with Trainer(backend="torch", engine="local", num_workers=2) as trainer:
         yield trainer
 
 
@@ -367,7 +367,7 @@ def test_two_ranks_compute_what_one_does(workers, tmp_path):
 
 def test_rank_is_killed_and_the_trial_goes_on_as_if_nothing_had_been():
     config = {"length": 14, "seed": 5, "trial": {"noise": True, "shuffle": True}, "fit": {"aggregation_frequency": 2}}
-    with Trainer(backend="torch", num_workers=2, max_retries=1) as trainer:
+    with Trainer(backend="torch", engine="local", num_workers=2, max_retries=1) as trainer:
         undisturbed = trainer.run(in_worker, config)
         disturbed = trainer.run(in_worker, {**config, "kill_at": 8})
     assert [event["kind"] for event in load_run(trainer.latest_run_dir).events].count("restart") == 1

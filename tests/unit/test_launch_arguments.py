@@ -114,7 +114,7 @@ REFUSED = [
     (["run", "-n", "0", "train.py"], "at least 1"),
     (["run", "-n", "4:2", "train.py"], "2:4?"),
     (["run", "--engine", "inline", "train.py"], "local or ray"),
-    (["run", "--preload", "no_such_package.part", "train.py"], "no such module"),
+    (["run", "--engine", "local", "--preload", "no_such_package.part", "train.py"], "no such module"),
     (["run", "--nnodes", "2", "train.py"], "--engine ray"),
     (["run", "--logdir", "s3://bucket", "train.py"], "local folder"),
 ]
@@ -142,7 +142,7 @@ def test_unknown_option_is_refused_and_one_after_the_script_is_not_ours(script, 
 def test_script_that_is_no_python_fails_as_python_does(script, tmp_path, capsys):
     (tmp_path / script).write_text("def broken(:\n")
     with pytest.raises(SystemExit) as ended:
-        app(["run", script])
+        app(["run", "--engine", "local", script])
     assert ended.value.code == 1
     told = capsys.readouterr().err
     assert told.splitlines()[-1].startswith("SyntaxError")

@@ -23,10 +23,11 @@ def press():
 
 @pytest.fixture(autouse=True)
 def pythons_own_handler():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as it was before the run"
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
 
 
 def trainer_of(*attempts, logdir="signals", **options):
