@@ -62,6 +62,21 @@ def test_policy_decides_which_checkpoints_stay(tmp_path, policy, expected):
     assert paceline.read_checkpoint(result.latest_checkpoint)["batches"] == 8
 
 
+def test_all_checkpoints_stay_if_nobody_can_tell_which_is_best(tmp_path, caplog):
+    class Unclear(OneWeight):
+        def evaluate_batch(self, batch):
+            return {"precision": 1.0, "recall": 1.0}
+
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        result = pytorch.Trainer(Unclear(context), context).fit(max_length=Batch(6), validation_period=Batch(2))
+    kept = [paceline.read_checkpoint(info.path)["batches"] for info in load_run(result.run_dir).checkpoints]
+    assert kept == [2, 4, 6]
+    assert [record.getMessage() for record in caplog.records if "fit(metric=" in record.getMessage()] == [
+        "Which checkpoint is best cannot be told of the metrics precision, recall, so all are kept: name one, "
+        "fit(metric=...)."
+    ]
+
+
 def test_larger_may_be_better(tmp_path):
     class Growing(OneWeight):
         def evaluate_batch(self, batch):
@@ -446,6 +461,10 @@ def test_profile_is_told_and_drawn(tmp_path, capsys):
     assert {line.name for line in result.profile.lines} >= {"dataloader", "forward", "backward", "step"}
     assert "The bottleneck is" in capsys.readouterr().out
     assert (result.run_dir / "profile.png").read_bytes().startswith(b"\x89PNG")
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        trainer = pytorch.Trainer(OneWeight(context), context)
+        trainer.configure_profiler()
+        assert trainer.fit(max_length=Batch(7)).profile.num_steps == 7, "also of the last moments"
     with pytest.raises(ArgumentError, match="it would end before it begins"):
         trainer.configure_profiler(begin_on_batch=5, end_after_batch=4)
 

@@ -1,5 +1,7 @@
 """Where the time goes: sections, what they mean, and what is left in the run folder."""
 
+import threading
+
 import pytest
 
 import paceline
@@ -117,3 +119,24 @@ def test_trace_of_torchs_own_profiler(tmp_path):
 def test_samples_have_some_distance():
     with pytest.raises(ArgumentError, match=r"every_s=0.01.*at least 0.1"), paceline.profile(every_s=0.01):
         pass
+
+
+def test_nothing_is_lost_or_counted_twice_when_another_thread_looks():
+    clock, total, is_over = Clock(now=iter(range(10**9)).__next__), [0.0, 0], threading.Event()
+
+    def look():
+        while not is_over.is_set():
+            sums, num_steps = clock.take()
+            total[0] += sum(sums.values())
+            total[1] += num_steps
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(20_000):
+        with clock.section("a"):
+            pass
+        clock.step()
+    is_over.set()
+    looking.join()
+    sums, num_steps = clock.take()
+    assert (total[0] + sum(sums.values()), total[1] + num_steps) == (20_000, 20_000)

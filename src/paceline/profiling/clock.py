@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,10 +15,10 @@ class Clock:
     def __init__(self, sync: Callable[[], None] | None = None, now: Callable[[], float] = time.perf_counter):
         """`sync` waits for work that was only begun, on a GPU, before a clock is read."""
         self._sync, self._now = sync, now
-        self._sums: dict[str, float] = {}
+        self._measured: deque[tuple[str | None, float]] = deque()
+        """Parts and their seconds, None for a step. Another thread may take them: each goes in and out by itself."""
         self._inner: list[float] = []
         """Of the parts that are open, how long those inside them took."""
-        self._num_steps = 0
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
@@ -30,7 +31,7 @@ class Clock:
             inside = self._inner.pop()
             if self._inner:
                 self._inner[-1] += elapsed
-            self._sums[name] = self._sums.get(name, 0.0) + elapsed - inside
+            self._measured.append((name, elapsed - inside))
 
     def timed(self, name: str, items: Iterable[Any]) -> Iterator[Any]:
         """The items, and how long each was waited for."""
@@ -44,13 +45,19 @@ class Clock:
             yield item
 
     def step(self) -> None:
-        self._num_steps += 1
+        self._measured.append((None, 0.0))
 
     def take(self) -> tuple[dict[str, float], int]:
         """Seconds by name, and steps, since the last time."""
-        taken = self._sums, self._num_steps
-        self._sums, self._num_steps = {}, 0
-        return taken
+        sums: dict[str, float] = {}
+        num_steps = 0
+        while self._measured:
+            name, seconds = self._measured.popleft()
+            if name is None:
+                num_steps += 1
+            else:
+                sums[name] = sums.get(name, 0.0) + seconds
+        return sums, num_steps
 
     def _read(self) -> float:
         if self._sync is not None:

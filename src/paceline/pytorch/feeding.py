@@ -99,8 +99,13 @@ class TrainingFeed:
 
     def _begin_loop(self) -> None:
         self._num_left, self._batches = self._source.num_left(), self._source.open()
-        if self._num_left == 0 and next(self._batches, _END) is _END:  # it was continued at its very end
+        if self._num_left != 0:
+            return
+        following = next(self._batches, _END)
+        if following is _END:  # it was continued at its very end
             self._num_left, self._batches = self._source.num_left(), self._source.open()
+        else:  # there is more than its length tells
+            self._peeked.append(following)
 
     def _peek(self) -> bool:
         """Nobody knows how many there are: whether this was the last one shows when the next is read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from paceline.checkpoints.checkpoint import Checkpoint
 from paceline.errors import ArgumentError, TrainerStateError
 from paceline.prepare.reproducibility import set_rng_state
 from paceline.pytorch.units import Lengths
+
+logger = logging.getLogger(__name__)
 
 SCORE = "score"
 
@@ -73,21 +76,19 @@ class Score:
         self._smaller_is_better = True
         self._latest: float | None = None
         """Of the validation at this very batch."""
+        self._keeps_best = self._has_warned = False
 
     def rank(self, smaller_is_better: bool, keeps_best: bool) -> None:
-        """What is best from now on. With `keeps_best` that one and the latest are kept, and no other; unless the run
-        was given a strategy."""
-        self._smaller_is_better = smaller_is_better
-        running = _running()
-        if keeps_best and running.strategy == CheckpointStrategy():
-            order = "min" if smaller_is_better else "max"
-            running.set_strategy(
-                CheckpointStrategy(num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order=order)
-            )
+        """What is best from now on. With `keeps_best` that one and the latest are kept, and no other, from the first
+        validation on that tells; unless the run was given a strategy."""
+        self._smaller_is_better, self._keeps_best = smaller_is_better, keeps_best
 
     def take(self, name: str | None, metrics: Mapping[str, Any]) -> bool:
-        """Whether this validation is the best so far. True also if it cannot be told: better one too many."""
+        """Whether this validation is the best so far. True also if it cannot be told, and then all checkpoints stay:
+        better some too many. `name` is that of the metric which decides."""
         self._latest = None
+        if self._keeps_best:
+            self._choose(name, metrics)
         try:
             value = math.nan if name is None else float(metrics[name])
         except (TypeError, ValueError):
@@ -99,6 +100,21 @@ class Score:
             return False
         self.best, self.best_path = value, None
         return True
+
+    def _choose(self, name: str | None, metrics: Mapping[str, Any]) -> None:
+        running = _running()
+        if name is None and not self._has_warned and running.place.world_rank == 0:
+            logger.warning(
+                "Which checkpoint is best cannot be told of the metrics %s, so all are kept: name one, "
+                "fit(metric=...).",
+                ", ".join(metrics),
+            )
+        self._has_warned = self._has_warned or name is None
+        if name is not None and running.strategy == CheckpointStrategy():
+            order = "min" if self._smaller_is_better else "max"
+            running.set_strategy(
+                CheckpointStrategy(num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order=order)
+            )
 
     def save(self, state: dict[str, Any], directory: Path | None, own: dict[str, Any], is_validated: bool) -> str:
         score = self._latest if is_validated else None

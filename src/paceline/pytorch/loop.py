@@ -122,7 +122,7 @@ class Loop:
             if self._validated_at != self.lengths.batches:
                 self._validate(plan)
         if self._saved_at != self.lengths.batches:
-            self._save(plan)
+            self._save()
         self._progress(plan)
         return self._result(reason)
 
@@ -163,7 +163,7 @@ class Loop:
             with section(self._optimization.clock, "validation"):
                 self._validate(plan)
         if due.checkpoint and self._saved_at != self.lengths.batches:
-            self._save(plan)
+            self._save()
         self._progress(plan)
         return reason
 
@@ -209,7 +209,7 @@ class Loop:
         self._tell(reported_names(values))
         is_best = self._score.take(plan.score_name(values), values)
         if plan.checkpoint_policy == "all" or (plan.checkpoint_policy == "best" and is_best):
-            self._save(plan)
+            self._save()
 
     def _by_batch(self, plan: Plan) -> dict[str, Any]:
         self.callbacks.tell("on_validation_epoch_start")
@@ -230,7 +230,7 @@ class Loop:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _save(self, plan: Plan) -> None:
+    def _save(self) -> None:
         with section(self._optimization.clock, "checkpoint"):
             self._make_checkpoint()
 

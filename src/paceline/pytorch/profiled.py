@@ -35,6 +35,8 @@ class Profiling:
         return self._profiler.clock if is_due else None
 
     def verdict(self) -> Verdict:
+        """Of all that was measured: what is under way ends."""
+        self._profiler.stop()
         return self._profiler.verdict()
 
     def close(self) -> None:
