@@ -19,10 +19,11 @@ FLOORS = [
     {"core", "profiling", "trainer"},
     {"arguments", "control", "prepare", "worker_table"},
     {"recording", "session"},
+    {"rank_session"},
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"workers"},
-    {"html_table", "json_text", "regular_files"},
+    {"html_table", "json_text", "regular_files", "torch_names"},
     {"frameworks"},
     {"errors", "registry"},
 ]

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from paceline import session
+from paceline import rank_session, session
 from paceline.errors import TrainerStateError
 from paceline.testing.worker import as_worker
 from paceline.workers.base import Place
@@ -16,7 +16,7 @@ def test_host_is_looked_up_once(monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "gethostname", lambda: "a-host-of-this-test")
     monkeypatch.setattr(socket, "gethostbyname", lambda name: asked.append(name) or "192.0.2.7")
-    metrics = [session._detailed(total_s) for total_s in (1.0, 2.0)]
+    metrics = [rank_session._detailed(total_s) for total_s in (1.0, 2.0)]
     assert [(one["_hostname"], one["_node_ip"]) for one in metrics] == [("a-host-of-this-test", "192.0.2.7")] * 2
     assert asked == ["a-host-of-this-test"]
 

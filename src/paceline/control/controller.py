@@ -27,9 +27,10 @@ from paceline.control.outcome import Budget, GiveUp, Outcome, Restart, Stop, con
 from paceline.control.termination import Signals, Terminated
 from paceline.control.watch import Watch
 from paceline.errors import WorkersLostError, WorkerStartError
+from paceline.rank_session import Task
 from paceline.recording.gather import Report
 from paceline.recording.recorder import Recorder
-from paceline.session import Task, train
+from paceline.session import train
 from paceline.workers.base import Asked, Call, Died, Event, Preempted, Printed, Raised, Returned, Sent
 from paceline.workers.outcome import message_of
 

@@ -22,7 +22,7 @@ from paceline.errors import (
     CheckpointNotFoundError,
     TrainerStateError,
 )
-from paceline.session import Session
+from paceline.rank_session import Session
 
 Selector = Callable[[str], bool]
 """Of a file's name in the directory, with "/" between folders: whether it is wanted."""

@@ -23,7 +23,7 @@ from paceline.core.preempt import PreemptContext, PreemptMode, mode_of
 from paceline.core.record import recorded
 from paceline.core.train import TrainContext
 from paceline.errors import ArgumentError
-from paceline.session import Session
+from paceline.rank_session import Session
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from paceline.core import sockets
 from paceline.core.exchange import Answer, Exchange, scopes_of
 from paceline.core.meeting import Address
 from paceline.errors import PacelineError, WorkerError, WorkersLostError, WorkerStartError
-from paceline.session import Task
+from paceline.rank_session import Task
 from paceline.workers import parcel
 from paceline.workers.base import Asked, Place
 from paceline.workers.framing import FrameReader, framed

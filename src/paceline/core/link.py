@@ -16,12 +16,12 @@ from typing import Any
 from paceline.core import sockets
 from paceline.core.meeting import Address
 from paceline.errors import PacelineError, WorkerError, WorkersLostError, WorkerStartError
-from paceline.session import Task
+from paceline.rank_session import Task
 from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.framing import FrameReader, send_patiently
 from paceline.workers.outcome import Error
-from paceline.workers.questions import Questions
+from paceline.workers.questions import Questions, settle
 
 logger = logging.getLogger(__name__)
 
@@ -211,12 +211,8 @@ class LinkWire:
 
 def _settle(future: "Future[Any] | None", value: Any) -> None:
     with contextlib.suppress(Exception):  # it is settled already
-        if future is None:
-            return
-        if isinstance(value, BaseException):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
+        if future is not None:
+            settle(future, value)
 
 
 def _connect(find: Callable[[float], Address], place: Place, timeout_s: float) -> socket.socket:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.errors import ArgumentError, WorkerStartError
-from paceline.session import Session
+from paceline.rank_session import Session
 from paceline.workers.base import Place
 
 if TYPE_CHECKING:

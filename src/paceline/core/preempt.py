@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from paceline.errors import ArgumentError, TrainerStateError
-from paceline.session import Session
+from paceline.rank_session import Session
 
 
 class PreemptMode(StrEnum):

@@ -18,9 +18,10 @@ from paceline.control.termination import Signals, Terminated
 from paceline.core.distributed import DistributedContext
 from paceline.core.host import Host, HostWire, Nobody, described
 from paceline.errors import PacelineError, TrainerStateError, WorkerError
+from paceline.rank_session import Session, Task
 from paceline.recording.recorder import Recorder
 from paceline.runs import RunFolder, claim_root, resolve_logdir
-from paceline.session import Session, Task, current, open_session
+from paceline.session import current, open_session
 from paceline.workers.base import Raised, Wire
 from paceline.workers.outcome import message_of, text_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline import session
 from paceline.errors import ArgumentError, ArgumentTypeError
-from paceline.session import Session
+from paceline.rank_session import Session
 
 STEPS = "steps_completed"
 TRAINING, VALIDATION = "training", "validation"

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.session import Session, current
+from paceline.rank_session import Session
+from paceline.session import current
 
 LOOK_S = 0.2
 

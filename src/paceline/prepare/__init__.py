@@ -4,10 +4,9 @@ Every name is resolved on first use, so that importing this package does not loa
 helper goes by the launcher's ranks, or does the single-process thing: the same function also runs by hand.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import MissingDependencyError
+from paceline import torch_names
 
 if TYPE_CHECKING:
     from paceline.prepare.device import get_device
@@ -34,7 +33,6 @@ __all__ = [
     "unwrap_model",
 ]
 
-# No module may bear the name of a function: once imported it would hide it.
 _HOMES = {
     "PreparedDataLoader": "loader",
     "accelerate": "precision",
@@ -53,15 +51,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(f"{__name__}.{_HOMES[name]}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingDependencyError("torch", "torch", f"paceline.prepare.{name}") from error
-    return getattr(module, name)
+    return torch_names.find(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

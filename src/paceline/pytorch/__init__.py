@@ -7,10 +7,9 @@
 Every name is resolved on first use, so that importing this package does not load torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import MissingDependencyError
+from paceline import torch_names
 
 if TYPE_CHECKING:
     from paceline.pytorch.batch_process import TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
@@ -72,15 +71,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(f"{__name__}.{_HOMES[name]}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingDependencyError("torch", "torch", f"paceline.pytorch.{name}") from error
-    return getattr(module, name)
+    return torch_names.find(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from paceline.checkpoints.checkpoint import Checkpoint
 from paceline.errors import ArgumentError, TrainerStateError
 from paceline.prepare.reproducibility import set_rng_state
 from paceline.pytorch.units import Lengths
+from paceline.rank_session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class Score:
         return made
 
 
-def _running() -> session.Session:
+def _running() -> Session:
     running = session.current()
     if running is None:
         raise TrainerStateError("The trial is outside of its context: use it inside `with pytorch.init() as context`.")

@@ -19,7 +19,7 @@ from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.base import open_storage
 from paceline.checkpoints.store import CheckpointStore
 from paceline.errors import StackDumpError, WorkerStartError
-from paceline.session import Task
+from paceline.rank_session import Task
 from paceline.workers.base import (
     Asked,
     Call,

@@ -6,10 +6,11 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.checkpoints import CheckpointStrategy
+from paceline.rank_session import Session, Task
 from paceline.recording.ledger import Ledger
 from paceline.recording.saved import Saved
 from paceline.runs import RunRequest
-from paceline.session import Session, Task, open_session
+from paceline.session import open_session
 from paceline.workers.base import Place
 from paceline.workers.reports import unpack
 

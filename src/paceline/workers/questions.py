@@ -32,12 +32,8 @@ class Questions:
     def answer(self, number: int, value: Any) -> None:
         with self._lock:
             future = self._open.pop(number, None)
-        if future is None:
-            return
-        if isinstance(value, BaseException):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
+        if future is not None:
+            settle(future, value)
 
     def abandon(self, error: BaseException) -> None:
         """Nobody will answer: everybody who waits gets this error instead."""
@@ -45,3 +41,11 @@ class Questions:
             numbers = list(self._open)
         for number in numbers:
             self.answer(number, error)
+
+
+def settle(future: Future[Any], value: Any) -> None:
+    """An exception as the answer is raised where it is waited for."""
+    if isinstance(value, BaseException):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
