@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.data import as_dataset, from_numpy, mix, read_csv, read_parquet, sample_rng
+from paceline.data.kinds import parquet
 from paceline.data.shard import Shard
 from paceline.errors import ArgumentError, DataError
 
@@ -25,7 +26,9 @@ def files(tmp_path_factory):
     table = pa.table({"id": ids, "x": (ids / 400).astype("f4"), "text": [f"row {number}" for number in ids]})
     pq.write_table(table.slice(0, 150), folder / "a.parquet", row_group_size=40)
     pq.write_table(table.slice(150), folder / "b.parquet", row_group_size=70)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "_LEAST_HEAD", 1)  # so that row groups of this size are parted too
+        yield folder
 
 
 def ids_of(batches):
@@ -282,3 +285,45 @@ def test_what_gives_other_rows_is_known_apart():
     one, other = numbers(9).map(lambda row: row), numbers(9).map(lambda row: {**row})
     assert one.fingerprint() == other.fingerprint(), "the same rows, in the same order"
     assert one.identity() != other.identity()
+
+
+# --- the beginning of an epoch ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rests(monkeypatch):
+    """Row groups are read beyond their heads only when this is set."""
+    may_read, read = threading.Event(), parquet.ParquetSource.read
+
+    def reading(self, block, columns):
+        if "its first" not in block.name:
+            assert may_read.wait(60), f"{block.name} was not asked for in vain"
+        return read(self, block, columns)
+
+    monkeypatch.setattr(parquet.ParquetSource, "read", reading)
+    yield may_read
+    may_read.set()
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_first_batch_needs_no_whole_row_group(is_shuffled, tmp_path, rests):
+    ids = np.arange(40_000)
+    pq.write_table(pa.table({"id": ids, "x": ids / 2}), tmp_path / "a.parquet", row_group_size=10_000)
+    data = read_parquet(tmp_path / "a.parquet", lanes=4)
+    loop = iter((data.random_shuffle(seed=3) if is_shuffled else data).iter_batches(64))
+    first = next(loop)
+    rests.set()
+    every = [first, *loop]
+    assert sorted(ids_of(every)) == ids.tolist()
+    assert all((batch["x"] == batch["id"] / 2).all() for batch in every)
+
+
+def test_order_of_files_stays_when_they_are_read_in_one_place(files):
+    assert ids_of(read_parquet(files, lanes=1).iter_batches(7)) == list(range(400))
+
+
+def test_rows_in_a_head_are_shuffled(files):
+    orders = {
+        tuple(ids_of([next(iter(read_parquet(files).random_shuffle(seed=s).iter_batches(16)))])) for s in range(5)
+    }
+    assert len(orders) == 5

@@ -68,6 +68,16 @@ class Blocks(Source, Protocol):
 
 
 @runtime_checkable
+class Parted(Blocks, Protocol):
+    """Blocks so large that nobody should wait for a whole one at the beginning."""
+
+    def parted(self, block: Block) -> tuple[Block, Block] | None:
+        """Its first rows, which are read quickly, and the rest, as blocks with numbers of their own. None if it is
+        better read at once."""
+        ...
+
+
+@runtime_checkable
 class Stream(Source, Protocol):
     def open(self, skip: int, epoch: int) -> Iterator[Any]:
         """Rows in an order that is the same each time, without the first `skip`."""

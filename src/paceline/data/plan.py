@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.base import Block, Blocks, Indexed, Source, Stream
+from paceline.data.base import Block, Blocks, Indexed, Parted, Source, Stream
 from paceline.data.dealing import Chain, Head, Node, Range, Together
 from paceline.data.lanes import BlockLane, IndexLane, Numbered, StreamLane, joined, spread, units_of
 from paceline.data.membership import numbers_of
@@ -199,6 +199,8 @@ class _Builder:
         lanes: list[BlockLane] = []
         every = spread(blocks, leaf.lanes)
         for index, one in enumerate(every):
+            if self._is_first and per_unit == 1:
+                one = reader.with_a_head(one, counts)
             units = units_of(one, per_unit, row_seed)
             seat = (index, len(every)) if self._is_first else None
             lane = BlockLane(len(self.lanes), units, reader.read, reader.count, counts, finish, seat)
@@ -247,6 +249,18 @@ class BlockReader:
                 if block.rows is not None:
                     counts[block.number] = block.rows
         return blocks
+
+    def with_a_head(self, blocks: list[Block], counts: dict[int, int]) -> list[Block]:
+        """The same rows, those of the first block in two: the epoch begins when a few of them are read. Their order
+        does not depend on it unless they are shuffled, and then the first rows stay first; other rows each epoch. Not
+        if some are dropped, which goes by the numbers of whole blocks."""
+        parts = (
+            self._source.parted(blocks[0]) if blocks and not self._ops and isinstance(self._source, Parted) else None
+        )
+        if parts is None:
+            return blocks
+        counts |= {part.number: part.weight for part in parts}
+        return [*parts, *blocks[1:]]
 
     def _all_blocks(self) -> list[Block]:
         if isinstance(self._source, Blocks):

@@ -15,6 +15,9 @@ from paceline.data.rows import Columns, check_names, from_arrow, without_codes
 from paceline.errors import ArgumentError, DataError
 
 _MOST_OPEN = 64
+_HEAD_SHARE = 16
+"""A head is so much of a row group: enough for the first batches, while the rest is decoded."""
+_LEAST_HEAD = 256
 
 
 class ParquetSource:
@@ -63,13 +66,33 @@ class ParquetSource:
     def blocks(self) -> Sequence[Block]:
         return self._blocks
 
+    def parted(self, block: Block) -> tuple[Block, Block] | None:
+        size = (block.rows or 0) // _HEAD_SHARE
+        file = self._files[self._places[block.number][0]]
+        if size < _LEAST_HEAD or not file.is_local:  # from afar, all of it would be fetched twice
+            return None
+        first, number = block.first_row or 0, len(self._blocks) + 2 * block.number
+        rest = block.weight - size
+        return (
+            Block(number, f"{block.name}, its first {size} rows", size, size, first),
+            Block(number + 1, f"{block.name}, from row {size} on", rest, rest, first + size),
+        )
+
     def read(self, block: Block, columns: Sequence[str] | None) -> Columns:
-        number, group = self._places[block.number]
+        if block.number < len(self._blocks):
+            return self._read(block.number, columns)
+        place, is_rest = divmod(block.number - len(self._blocks), 2)
+        whole = self._read(place, columns, None if is_rest else block.rows)
+        return whole.slice(len(whole) - block.weight, len(whole)) if is_rest else whole
+
+    def _read(self, place: int, columns: Sequence[str] | None, head: int | None = None) -> Columns:
+        number, group = self._places[place]
         wanted = columns if columns is not None else self._columns
-        table = without_codes(self._table(number, group, wanted))
+        table = without_codes(self._table(number, group, wanted, head))
         return from_arrow(table.select(list(wanted if wanted is not None else self._names)))  # each file has its order
 
-    def _table(self, number: int, group: int, columns: Sequence[str] | None) -> Any:
+    def _table(self, number: int, group: int, columns: Sequence[str] | None, head: int | None = None) -> Any:
+        """Of a row group; with `head`, its first rows."""
         file = self._files[number]
         if columns is not None:
             missing = [name for name in columns if name not in self._names]
@@ -78,9 +101,14 @@ class ParquetSource:
         names = None if columns is None else list(columns)
         # One thread for each row group: lanes are read side by side. On two busy cores, threads for each column cost
         # more than they gave; with idle ones that may differ.
-        return file.part(
-            f"row group {group}", lambda: self._opened(file).read_row_group(group, columns=names, use_threads=False)
-        )
+
+        def read() -> Any:
+            parquet = self._opened(file)
+            if head is None:
+                return parquet.read_row_group(group, columns=names, use_threads=False)
+            return next(parquet.iter_batches(head, row_groups=[group], columns=names, use_threads=False))
+
+        return file.part(f"row group {group}", read)
 
     def _opened(self, file: File) -> Any:
         """An open file of this thread's own. After a failure it is opened anew."""
