@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -19,6 +18,7 @@ from paceline.prepare.device import get_device, move_batch
 from paceline.prepare.order import BatchOrder, Position, Progress, ShardSampler, Share
 from paceline.prepare.rng import RandomStream
 from paceline.prepare.scope import current_place, current_scope
+from paceline.prepare.tensor_rows import as_it_is, rows_together
 from paceline.workers.base import Place
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class PreparedDataLoader:
         device: torch.device | None,
     ):
         self._position = Position()
+        self.dataset, self.collate_fn = loader.dataset, loader.collate_fn
         self._rank, self._seed, self._device = place.world_rank, seed, device
         self._is_iterable = isinstance(loader.dataset, IterableDataset)
         world = (place.world_rank, place.world_size) if is_sharded else (0, 1)
@@ -109,7 +110,9 @@ class PreparedDataLoader:
         done, scope = start, current_scope()
         try:
             for batch in batches:
-                scope.progress = progress = progress and replace(progress, before=done)
+                scope.progress = progress
+                if progress is not None:
+                    progress.before = done
                 done += self._stride
                 if loop == self._num_loops:  # of two loops at a time, the later one holds the position
                     self._position.put(epoch, done, is_begun=True)
@@ -118,7 +121,7 @@ class PreparedDataLoader:
                 self._position.put(epoch + 1)
         finally:  # also of a loop that is left early
             if progress is not None and scope.progress is progress:
-                scope.progress = replace(progress, is_over=True)
+                progress.is_over = True
 
     def _move(self, batch: Any, device: torch.device) -> Any:
         return move_batch(batch, device, non_blocking=self._loader.pin_memory)
@@ -194,6 +197,9 @@ def _reordered(loader: DataLoader[Any], shard: Callable[[Any, bool], ShardSample
     else:  # only its author knows how it makes batches: whole ones are dealt out
         drop_last = bool(getattr(batches, "drop_last", False))
         attributes["batch_sampler"] = BatchOrder(shard(batches, drop_last), batches, rank)
+    rows = rows_together(loader)
+    if rows is not None:
+        attributes["dataset"], attributes["collate_fn"] = rows, as_it_is
     return made
 
 

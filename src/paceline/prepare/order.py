@@ -49,10 +49,10 @@ class Extent:
     total: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Progress:
     """How far a loop is that deals out an order to `world_size` ranks. It began at item `start`, its latest batches at
-    item `before`, of `size` items for each rank at most."""
+    item `before`, which the loop moves, of `size` items for each rank at most."""
 
     extent: Extent
     world_size: int
