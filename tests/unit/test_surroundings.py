@@ -1,5 +1,6 @@
 """What a driver has set up, as a value; and what another process makes of it. Here that is the same process."""
 
+import json
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ import torch
 from paceline import frameworks
 from paceline.workers import log_setup, surroundings
 from paceline.workers.edits import Edits, UserFiles
+from paceline.workers.installed import is_installed
 
 
 @pytest.fixture
@@ -123,6 +125,13 @@ def test_files_of_the_user_are_told_once(module):
     assert str(module) in told
     assert not [file for file in told if "site-packages" in file or "/lib/python3" in file]
     assert files.news() == []
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages/inner"])
+def test_packages_of_another_environment_are_not_the_users(folder, tmp_path):
+    assert is_installed(str(tmp_path / "lib" / folder / "package.py"))
+    assert is_installed(json.__file__)
+    assert not is_installed(str(tmp_path / "lib" / "package.py"))
 
 
 def test_module_that_was_edited_after_the_fork_is_imported_again(module):

@@ -7,14 +7,13 @@ every start; what is not found is loaded when it is needed.
 import ast
 import os
 import re
-import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from paceline.registry import TORCH_WORKER_MODULES
+from paceline.workers.installed import is_installed
 
 _MOST_FILES = 30
 _NEEDS_DYNAMO = re.compile(
@@ -71,16 +70,9 @@ def file_of(name: str, path: Sequence[str]) -> str | None:
     for part in name.split("."):
         found = PathFinder.find_spec(part, places) if part else None
         origin = (found.origin if found is not None else None) or ""
-        if found is None or origin.startswith(_library_dirs()):
+        if found is None or is_installed(origin):
             return None
         places = found.submodule_search_locations
         if places is None:
             break
     return origin if origin.endswith(".py") else None
-
-
-@cache
-def _library_dirs() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    dirs = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return (*dirs, str(Path(__file__).parents[1]))

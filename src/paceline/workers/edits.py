@@ -5,12 +5,10 @@ What is installed is not looked at: only source files outside of Python's own fo
 
 import contextlib
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
+
+from paceline.workers.installed import is_installed
 
 
 class UserFiles:
@@ -72,15 +70,7 @@ def _user_modules() -> dict[str, str]:
 
 
 def _is_users(name: str, file: str) -> bool:
-    return name != "__main__" and file.endswith(".py") and not file.startswith(_library_dirs())
-
-
-@cache
-def _library_dirs() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    dirs = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    dirs |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
-    return tuple({os.path.join(path, "") for one in dirs for path in (one, os.path.realpath(one))})
+    return name != "__main__" and file.endswith(".py") and not is_installed(file)
 
 
 def _modified(file: str) -> int | None:
