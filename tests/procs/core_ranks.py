@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def refusals(context, folder):
     for name, act in {
         "differs": lambda: checkpoint.upload(mine, shard=True),
         "metadata": lambda: checkpoint.upload(mine, {"a": {"b": rank}}, shard=True, selector=lambda name: False),
+        "value": lambda: checkpoint.upload(mine, {"a": threading.Lock() if rank else 1}, shard=True),
         "missing": lambda: checkpoint.upload("nowhere" if rank else mine, shard=True),
         "outside": lambda: checkpoint.delete("../checkpoint_000001"),
         "alone": lambda: checkpoint.upload(mine),

@@ -89,6 +89,7 @@ def check_files(rank, told, expected_id, expected_second):
 def check_refusals(refused):
     assert "'weights' of ranks 0, 1 differs" in refused["differs"]
     assert "metadata 'a.b' is 1 on rank 1 and 0" in refused["metadata"]
+    assert "CheckpointValueError: 'a' is a _thread.lock" in refused["value"]
     assert "nowhere" in refused["missing"]
     assert "no id of a checkpoint" in refused["outside"]
     assert "on all ranks" in refused["alone"]

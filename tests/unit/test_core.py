@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+import numpy as np
 import pytest
 
 import paceline
@@ -321,6 +322,10 @@ def test_metadata_is_merged_level_by_level():
     given = [{"steps_completed": 3, "a": {"x": 1, "z": {}}}, None, {"steps_completed": 3, "a": {"y": 2, "z": {"w": 1}}}]
     assert merge_metadata(given) == {"steps_completed": 3, "a": {"x": 1, "y": 2, "z": {"w": 1}}}
     assert given[0] == {"steps_completed": 3, "a": {"x": 1, "z": {}}}
+    same = [{"loss": float("nan"), "weights": np.arange(3)} for _ in range(2)]
+    assert merge_metadata(same).keys() == {"loss", "weights"}
+    with pytest.raises(CheckpointError, match="'weights'"):
+        merge_metadata([*same, {"weights": np.arange(4)}])
     for different in ({"a": {"x": 2}}, {"a": 1}, {"a": {"x": True}}):
         with pytest.raises(CheckpointError, match="on rank 1"):
             merge_metadata([{"a": {"x": 1}}, different])

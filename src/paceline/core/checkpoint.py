@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.checkpoints import Checkpoint
 from paceline.checkpoints.content.directory import files_of
+from paceline.checkpoints.content.snapshot import encode
 from paceline.checkpoints.storage.base import split_path
 from paceline.checkpoints.store import is_name
 from paceline.core.distributed import DistributedContext
@@ -159,10 +160,12 @@ class CheckpointContext:
             files = _files(ckpt_dir, selector)
             listing = {name: _digest(path) for name, path in files.items()}
             metadata = _checked(metadata)
+            encode(metadata)  # else rank 0 alone would find out, when the others have saved
         except Exception as error:
             mistake = error
         told = None if mistake is None else f"{type(mistake).__qualname__}: {mistake}"
-        everybody = self._distributed.allgather((ckpt_dir is not None, listing, metadata, told))
+        given = None if mistake is not None else metadata  # what is wrong with it may be that it does not travel
+        everybody = self._distributed.allgather((ckpt_dir is not None, listing, given, told))
         if mistake is not None:
             raise mistake
         for rank, (_, _, _, wrong) in enumerate(everybody):
