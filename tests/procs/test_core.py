@@ -165,6 +165,15 @@ def test_ranks_that_exit_with_success(run_ranks, tmp_path):
     assert the_run(tmp_path).status.state == "SUCCEEDED"
 
 
+def test_forks_of_ranks_end_with_the_block_and_disturb_nobody(run_ranks, tmp_path):
+    ended = run_ranks("forks")
+    assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
+    assert [(one.told[-1]["ended"], one.told[-1]["found"]) for one in ended] == [([7, 1, 0], "1")] * 2
+    assert "forked from the one that records" in ended[0].err
+    run = the_run(tmp_path)
+    assert (run.status.state, run.metrics["step"].tolist()) == ("SUCCEEDED", [1, 1])
+
+
 def test_rank_that_is_killed(run_ranks, tmp_path):
     ended = run_ranks("is_killed", size=3)
     assert [one.code for one in ended] == [1, -9, 1]
