@@ -3,12 +3,14 @@
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import paceline
 from paceline import core
+from paceline.core.host import Host, Nobody
 from paceline.core.shards import merge_metadata, owners_of
 from paceline.errors import ArgumentError, ArgumentTypeError, CheckpointError, CheckpointNotFoundError
 
@@ -291,6 +293,14 @@ def test_script_that_exits(code, state):
         train()
     run = paceline.load_run("core")
     assert (ended.value.code, run.status.state, len(run.checkpoints)) == (code, state, 1)
+
+
+def test_callback_that_exits_while_others_are_listened_to_fails_the_run():
+    """In a thread of ours, where sys.exit() would be the end of that thread and nobody would hear of it."""
+    host = Host(SimpleNamespace(tick=lambda: sys.exit(3)), 2, Nobody())
+    host.tick()
+    with pytest.raises(SystemExit):
+        host.wait_for_others(0)
 
 
 def test_unknown_mode_is_refused():

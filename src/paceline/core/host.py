@@ -149,7 +149,7 @@ class Host:
             try:
                 self.recorder.tick()
                 self.recorder.folder.flush()
-            except Exception as error:
+            except BaseException as error:  # a callback may call sys.exit: in the hub's thread nobody would hear of it
                 self.fail(error)
             self._look_around()
             self._settle_stops()
