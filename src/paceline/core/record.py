@@ -128,10 +128,12 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
             host.wait_for_others(distributed.timeout_s)
         state = "STOPPED" if host.facts.leaving else "SUCCEEDED"
     except BaseException as caught:
+        signals.only_note()  # launchers send SIGTERM just now, to all ranks that are left
         cause = _cause(caught, host)
         state = "FAILED" if _is_failure(caught, cause, host, signals) else "STOPPED"
         raise
     finally:
+        signals.only_note()
         with ExitStack() as stack:
             stack.callback(signals.release)
             if hub is not None:
@@ -158,6 +160,7 @@ def _joined(distributed: DistributedContext) -> Iterator[Session]:
         with signals.raising():
             link.await_over()
     except BaseException as caught:
+        signals.only_note()
         told = (type(caught).__qualname__, message_of(caught), text_of(caught), None)
         link.end(told, is_stop=isinstance(caught, KeyboardInterrupt | Terminated))
         raise
