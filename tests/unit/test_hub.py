@@ -259,6 +259,19 @@ def test_ranks_meet_at_a_port_that_all_know(free_port, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_secret_is_no_pipe_of_somebody_else(free_port, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = tmp_path / f"paceline-{os.getuid()}-{free_port}.secret"
+    meeting = ExplicitMeeting(None, free_port)
+    os.mkfifo(path)
+    with pytest.raises(TimeoutError, match="does not listen"):
+        meeting.find(Place(1, 1, 0, 2, 2), 0.0)
+    path.unlink()
+    path.mkdir()  # as good as a file that only its owner may remove
+    with pytest.raises(WorkerStartError, match="chief_port"):
+        meeting.tell(Address("127.0.0.1", free_port, "secret"), 20)
+
+
 class Hvd:
     """What is used of horovod, for ranks that are threads: it is not installed here."""
 
