@@ -20,6 +20,7 @@ _MOST_FILES = 30
 _NEEDS_DYNAMO = re.compile(
     r"DistributedDataParallel|torch\.compile|fully_shard|FullyShardedDataParallel|prepare_model|paceline\.accelerate"
 )
+_PACKAGES = {"site-packages", "dist-packages"}
 _NEEDS_US = re.compile(r"\bpaceline\b")
 
 
@@ -71,12 +72,17 @@ def file_of(name: str, path: Sequence[str]) -> str | None:
     for part in name.split("."):
         found = PathFinder.find_spec(part, places) if part else None
         origin = (found.origin if found is not None else None) or ""
-        if found is None or origin.startswith(_library_dirs()):
+        if found is None or _is_installed(origin):
             return None
         places = found.submodule_search_locations
         if places is None:
             break
     return origin if origin.endswith(".py") else None
+
+
+def _is_installed(origin: str) -> bool:
+    """Here; or elsewhere, as what a virtual environment sees of the system's packages or a user's own."""
+    return origin.startswith(_library_dirs()) or not _PACKAGES.isdisjoint(Path(origin).parts)
 
 
 @cache
