@@ -107,10 +107,27 @@ def test_checkpoint_there_and_back(context, folder, tmp_path):
     assert checkpoint.get_metadata(id) == {"steps_completed": 3, "nested": {"a": [1]}}
     with checkpoint.restore_path(id) as path:
         assert files_in(path) == {"deep/more": "m"}
-    checkpoint.download(id, tmp_path / "new" / "place")
-    assert files_in(tmp_path / "new" / "place") == {"deep/more": "m"}
+    for _ in range(2):
+        checkpoint.download(id, tmp_path / "new" / "place")
+        assert files_in(tmp_path / "new" / "place") == {"deep/more": "m"}
     with checkpoint.restore_path(id, selector=lambda name: False) as path:
         assert files_in(path) == {}
+
+
+def test_download_does_not_touch_what_another_rank_is_reading(context, folder, tmp_path):
+    id = context.checkpoint.upload(folder)
+    context.checkpoint.download(id, tmp_path / "both")
+    with open(tmp_path / "both" / "weights") as file:
+        context.checkpoint.download(id, tmp_path / "both")
+        assert os.fstat(file.fileno()).st_ino != (tmp_path / "both" / "weights").stat().st_ino
+        assert file.read() == "w"
+    assert (tmp_path / "both" / "weights").stat().st_mode == (folder / "weights").stat().st_mode
+
+
+def test_arguments_that_the_run_around_does_not_use_are_named(context, caplog):
+    with core.init(checkpoint={"a": 1}, logdir="not used"):
+        assert paceline.load_checkpoint() is None
+    assert "core.init(logdir=..., checkpoint=...) is not used" in caplog.text
 
 
 def test_store_path_is_a_checkpoint_at_the_end_of_its_block(context):
@@ -280,6 +297,27 @@ def test_script_that_does_not_look_is_ended_by_the_first_signal(number, error):
     assert reached == []
     assert paceline.load_run("core").status.state == "STOPPED"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("failure", "state"), [(None, "SUCCEEDED"), (KeyError("lr"), "FAILED")])
+def test_signal_while_the_run_is_being_closed_is_kept_until_it_is(failure, state):
+    """As it comes from launchers, when a rank has failed."""
+    reached = []
+
+    class Slow(paceline.Callback):
+        def finish_training(self, error=False, **info):
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append(error)
+
+    def train():
+        with core.init(logdir="core", callbacks=[Slow()]):
+            if failure is not None:
+                raise failure
+
+    with pytest.raises(SystemExit if failure is None else KeyError):
+        train()
+    assert reached == [failure is not None]
+    assert paceline.load_run("core").status.state == state
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "SUCCEEDED"), (None, "SUCCEEDED"), (3, "FAILED")])

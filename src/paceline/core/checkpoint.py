@@ -4,6 +4,8 @@ import hashlib
 import os
 import re
 import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -64,15 +66,14 @@ class CheckpointContext:
                 raise CheckpointError(f"Something else was saved in the block of store_path(): its files are {stored}.")
 
     def download(self, storage_id: str, ckpt_dir: str | os.PathLike[str], selector: Selector | None = None) -> None:
-        """Copy the files of a checkpoint into a directory, which is made if it is not there. On any rank; give each its
-        own directory, or call it on one rank of a machine."""
+        """Copy the files of a checkpoint into a directory, which is made if it is not there. On any rank, also several
+        into the same directory: each file is there as a whole as soon as it is there."""
         with ExitStack() as stack:
             directory = self._open(storage_id, stack).directory
-            Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
+            folder = Path(ckpt_dir).expanduser()
+            folder.mkdir(parents=True, exist_ok=True)
             for name, path in _selected(directory, selector):
-                target = Path(ckpt_dir, name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+                _copy(path, folder / name)
 
     @contextmanager
     def restore_path(self, storage_id: str, selector: Selector | None = None) -> Iterator[Path]:
@@ -205,6 +206,20 @@ def _link(files: Any, folder: Path) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(path)
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Beside its place at first: another rank may read there what it has copied itself."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fd, beside = tempfile.mkstemp(dir=target.parent, prefix=".paceline-")
+    os.close(fd)
+    try:
+        shutil.copyfile(path, beside)
+        os.chmod(beside, stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise
 
 
 def _digest(path: Path) -> str:
