@@ -12,7 +12,15 @@ import paceline
 from paceline import core
 from paceline.core.host import Host, Nobody
 from paceline.core.shards import merge_metadata, owners_of
-from paceline.errors import ArgumentError, ArgumentTypeError, CheckpointError, CheckpointNotFoundError
+from paceline.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    TrainerStateError,
+)
+from paceline.testing.worker import RecordingWire, make_session
+from paceline.workers.base import Place
 
 
 @pytest.fixture(autouse=True)
@@ -249,6 +257,21 @@ def test_sigterm_preempts(mode):
     assert ended.value.code == 143
     run = paceline.load_run("core")
     assert (run.status.state, len(run.checkpoints)) == ("STOPPED", 1)
+
+
+def test_who_may_ask_and_whom():
+    class Asked(RecordingWire):
+        def ask(self, topic, value, timeout_s=None):
+            raise AssertionError("nobody else is needed")
+
+    place = Place(world_rank=1, world_size=2)
+    session = make_session(place, wire := Asked(place))
+    with pytest.raises(TrainerStateError, match="ask on the chief alone"):
+        core.PreemptContext(session, core.PreemptMode.ChiefOnly).should_preempt()
+    wire.stopping = True
+    assert core.PreemptContext(session, core.PreemptMode.WorkersAskMaster).should_preempt()
+    with pytest.raises(AssertionError):
+        core.PreemptContext(session, core.PreemptMode.WorkersAskChief).should_preempt()
 
 
 @pytest.mark.parametrize(("is_acknowledged", "state"), [(False, "SUCCEEDED"), (True, "STOPPED")])

@@ -239,6 +239,53 @@ def test_stranger_who_says_nothing_has_to_go_after_a_while():
         arrivals.close()
 
 
+def test_rank_is_nobody_else_when_it_is_there_already():
+    hub = Hub(Address("127.0.0.1", 0, "secret"), Place(world_size=3, local_world_size=3), timeout_s=20)
+    answers = []
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                comer = stack.enter_context(socket.create_connection(hub.address[:2], timeout=10))
+                said = sockets.hello("secret", comer.recv(32), 1, 1, 0, 1)
+                comer.sendall(said)
+                answers.append(comer.recv(32) == sockets.welcome("secret", said))
+    finally:
+        hub.close()
+    assert answers == [True, False]
+
+
+def test_rank_does_not_believe_who_does_not_know_the_secret():
+    """A program that has taken the port: what a rank hears from there, it would unpickle."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def pretend():
+            conn, _ = server.accept()
+            with conn:
+                conn.sendall(b"n" * 32)
+                conn.recv(48)
+                conn.sendall(b"w" * 32)
+            server.close()
+
+        pretending = pool.submit(pretend)
+        address = Address(*server.getsockname(), "secret")
+        with pytest.raises(WorkerStartError, match="cannot reach rank 0"):
+            Link(lambda left_s: address, Place(1, 1, 0, 2, 2), timeout_s=0.3)
+        pretending.result(20)
+
+
+def test_answer_of_a_collective_that_was_given_up_is_not_that_of_the_next(hub):
+    link = Link(lambda left_s: hub.address, Place(1, 1, 0, 2, 2), timeout_s=20)
+    with contextlib.closing(link):
+        link._serials["all"] = 1  # the first one took too long
+
+        def answer_both(message):
+            hub.post(1, ("collective", "all", 1, "late"))
+            hub.post(1, ("collective", "all", 2, "mine"))
+
+        link.send = answer_both
+        assert link.exchange("all", "gather", b"") == "mine"
+
+
 @pytest.fixture
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -270,6 +317,14 @@ def test_secret_is_no_pipe_of_somebody_else(free_port, tmp_path, monkeypatch):
     path.mkdir()  # as good as a file that only its owner may remove
     with pytest.raises(WorkerStartError, match="chief_port"):
         meeting.tell(Address("127.0.0.1", free_port, "secret"), 20)
+
+
+def test_secret_of_another_user_is_none(free_port, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    (tmp_path / f"paceline-{os.getuid()}-{free_port}.secret").write_text("theirs")
+    with pytest.raises(TimeoutError, match="does not listen"):
+        ExplicitMeeting(None, free_port).find(Place(1, 1, 0, 2, 2), 0.0)
 
 
 class Hvd:
