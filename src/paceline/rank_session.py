@@ -276,8 +276,9 @@ class Session:
         at the second call of a step, if that can be told: a loop may save at the first."""
         self._num_checks += 1
         is_first, self._has_checked = not self._has_checked, True
-        if not self.look() or self.place.world_size == 1:
-            return self._wire.stopping
+        is_wanted = self.look()  # once: a moment later it may be another answer, on which nobody has agreed
+        if not is_wanted or self.place.world_size == 1:
+            return is_wanted
         if self._stop_at is None:
             has_reported = self._iteration > self._task.start.iteration
             if not is_first and has_reported and time.perf_counter() - self._last_report < _STEP_S:

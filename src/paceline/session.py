@@ -41,26 +41,39 @@ def train(wire: Wire, task: Task) -> tuple[Any, bool]:
 
 def _value_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the user's function returns: None for `sys.exit(0)`, by which a script says that all went well. A process
-    that the function has forked must not come back from it as this worker: it ends here."""
-    owner = os.getpid()
+    that the function has forked must not come back from it as this worker."""
     try:
-        value = fn(*args, **kwargs)
+        with ending_forks():
+            return fn(*args, **kwargs)
     except SystemExit as leave:
-        if os.getpid() == owner and leave.code not in (None, 0):
+        if leave.code not in (None, 0):
             raise
-        value, code = None, leave.code
-    except BaseException:
+        return None
+
+
+@contextmanager
+def ending_forks() -> Iterator[None]:
+    """A process that is forked inside ends with the block, in its own way: what comes after, locks that others held
+    and files that are removed among it, is its parent's."""
+    owner, code = os.getpid(), 0
+    try:
+        yield
+    except BaseException as caught:
         if os.getpid() == owner:
             raise
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    else:
-        code = 0
+        code = _exit_code_of(caught)
     if os.getpid() != owner:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(code if isinstance(code, int) else int(code is not None))
-    return value
+        os._exit(code)
+
+
+def _exit_code_of(caught: BaseException) -> int:
+    """As Python ends with it, which shows what is no exit."""
+    if not isinstance(caught, SystemExit):
+        sys.excepthook(type(caught), caught, caught.__traceback__)
+        return 1
+    return caught.code if isinstance(caught.code, int) else int(caught.code is not None)
 
 
 @contextmanager

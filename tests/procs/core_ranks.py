@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def refusals(context, folder):
     for name, act in {
         "differs": lambda: checkpoint.upload(mine, shard=True),
         "metadata": lambda: checkpoint.upload(mine, {"a": {"b": rank}}, shard=True, selector=lambda name: False),
+        "value": lambda: checkpoint.upload(mine, {"a": threading.Lock() if rank else 1}, shard=True),
         "missing": lambda: checkpoint.upload("nowhere" if rank else mine, shard=True),
         "outside": lambda: checkpoint.delete("../checkpoint_000001"),
         "alone": lambda: checkpoint.upload(mine),
@@ -151,6 +153,28 @@ def exits(context):
     context.distributed.allgather(None)
     paceline.report(step=0)
     sys.exit(0)
+
+
+def forks(context):
+    """On every rank, a child that leaves the block as a program ends, and one that would report."""
+    rank = context.distributed.rank
+    Path("mine").mkdir(exist_ok=True)
+    Path("mine", f"{rank}.txt").write_text(str(rank))
+    id = context.checkpoint.upload("mine", shard=True, selector=lambda name: name == f"{rank}.txt")
+    with context.checkpoint.restore_path(id, selector=lambda name: name == "1.txt") as path:
+        ended = [in_fork(act) for act in (lambda: sys.exit(7), lambda: paceline.report(step=9), lambda: None)]
+        found = (path / "1.txt").read_text()
+    paceline.report(step=context.distributed.allgather(1)[0])
+    return {"ended": ended, "found": found}
+
+
+def in_fork(act):
+    """Its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        act()
+        sys.exit()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def chief_is_killed(context):

@@ -89,6 +89,7 @@ def check_files(rank, told, expected_id, expected_second):
 def check_refusals(refused):
     assert "'weights' of ranks 0, 1 differs" in refused["differs"]
     assert "metadata 'a.b' is 1 on rank 1 and 0" in refused["metadata"]
+    assert "CheckpointValueError: 'a' is a _thread.lock" in refused["value"]
     assert "nowhere" in refused["missing"]
     assert "no id of a checkpoint" in refused["outside"]
     assert "on all ranks" in refused["alone"]
@@ -162,6 +163,15 @@ def test_rank_that_is_terminated_before_it_looks(run_ranks, tmp_path):
 def test_ranks_that_exit_with_success(run_ranks, tmp_path):
     assert [one.code for one in run_ranks("exits")] == [0, 0]
     assert the_run(tmp_path).status.state == "SUCCEEDED"
+
+
+def test_forks_of_ranks_end_with_the_block_and_disturb_nobody(run_ranks, tmp_path):
+    ended = run_ranks("forks")
+    assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
+    assert [(one.told[-1]["ended"], one.told[-1]["found"]) for one in ended] == [([7, 1, 0], "1")] * 2
+    assert "forked from the one that records" in ended[0].err
+    run = the_run(tmp_path)
+    assert (run.status.state, run.metrics["step"].tolist()) == ("SUCCEEDED", [1, 1])
 
 
 def test_rank_that_is_killed(run_ranks, tmp_path):

@@ -8,7 +8,10 @@ import textwrap
 import pytest
 
 import paceline
+from paceline.launch.as_child import run_as_child
 from paceline.launch.launcher import Launch, program_of, run_to_exit_code
+from paceline.launch.program import Command
+from paceline.testing import as_worker
 
 
 @pytest.fixture
@@ -212,6 +215,13 @@ def test_exit_code_of_a_command(launch):
     code, _, said, _ = launch({}, "sh", "-c", "exit 7", no_python=True, num_workers=1)
     assert code == 1
     assert "Rank 0: the command sh ended with exit code 7." in said
+
+
+def test_command_gets_sigterm_when_the_run_is_to_end(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "")
+    with as_worker() as wire:
+        wire.stopping = True
+        run_as_child(Command(("sleep", "1000")))  # returns, and its end by a signal is no loss
 
 
 def test_processes_that_a_script_spawns_find_its_functions(launch):

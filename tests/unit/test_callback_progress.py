@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from paceline.callbacks import ProgressCallback, default_progress
-from paceline.callbacks.progress_view import Progress, ProgressView, summary
+from paceline.callbacks.progress_view import Progress, ProgressView, _time_left, summary
 
 STEP = {
     "loss": 0.123456,
@@ -65,6 +65,11 @@ def test_progress_has_a_bar_a_percentage_and_the_time_left():
     progress.first_done, progress.done = (now - 100, 0.2), (now, 0.3)
     [_, line] = shown(ProgressView(progress)).splitlines()
     assert re.fullmatch(r"━{30} 30 % · 11:3\d|━{30} 30 % · 11:4\d left|━{30} 30 % · 11:[34]\d left", line.strip()), line
+
+
+def test_time_left_goes_down_between_two_tellings():
+    progress = Progress("/r/run_001", 1, started_s=0.0, first_done=(100.0, 0.2), done=(200.0, 0.3))
+    assert [_time_left(progress, now) for now in (200.0, 260.0, 5000.0)] == ["11:40 left", "10:40 left", "0.0 s left"]
 
 
 def test_progress_that_was_told_once_is_measured_from_the_beginning():

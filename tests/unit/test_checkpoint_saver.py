@@ -348,6 +348,20 @@ def test_part_of_one_rank_cannot_be_written(driver):
     assert not driver.ledger.is_hopeful(), "whichever of the two messages came first"
 
 
+def test_who_waits_for_a_checkpoint_that_another_rank_could_not_write_is_told_so(driver):
+    """Though there is an earlier one, with which a rank that only loads would go on."""
+    driver = driver(2)
+    savers = first, second = driver.saver(0), driver.saver(1, lambda root: Unwritable(root, 1))
+    save_everywhere(savers, 1)
+    assert first.wait(1, 5).endswith("checkpoint_000001")
+    save_everywhere(savers, 2, own=lambda rank: {"per_rank": {"rank": rank}})
+    with pytest.raises(CheckpointWriteError, match="exists already"):
+        second.wait(2, 5)
+    with pytest.raises(CheckpointWriteError, match="exists already"):
+        first.wait(2, 5)
+    assert loaded(first)["step"] == 1
+
+
 @pytest.mark.parametrize(
     ("state", "directory", "error"),
     [

@@ -3,13 +3,24 @@
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import paceline
 from paceline import core
+from paceline.core.host import Host, Nobody
 from paceline.core.shards import merge_metadata, owners_of
-from paceline.errors import ArgumentError, ArgumentTypeError, CheckpointError, CheckpointNotFoundError
+from paceline.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    TrainerStateError,
+)
+from paceline.testing.worker import RecordingWire, make_session
+from paceline.workers.base import Place
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +115,27 @@ def test_checkpoint_there_and_back(context, folder, tmp_path):
     assert checkpoint.get_metadata(id) == {"steps_completed": 3, "nested": {"a": [1]}}
     with checkpoint.restore_path(id) as path:
         assert files_in(path) == {"deep/more": "m"}
-    checkpoint.download(id, tmp_path / "new" / "place")
-    assert files_in(tmp_path / "new" / "place") == {"deep/more": "m"}
+    for _ in range(2):
+        checkpoint.download(id, tmp_path / "new" / "place")
+        assert files_in(tmp_path / "new" / "place") == {"deep/more": "m"}
     with checkpoint.restore_path(id, selector=lambda name: False) as path:
         assert files_in(path) == {}
+
+
+def test_download_does_not_touch_what_another_rank_is_reading(context, folder, tmp_path):
+    id = context.checkpoint.upload(folder)
+    context.checkpoint.download(id, tmp_path / "both")
+    with open(tmp_path / "both" / "weights") as file:
+        context.checkpoint.download(id, tmp_path / "both")
+        assert os.fstat(file.fileno()).st_ino != (tmp_path / "both" / "weights").stat().st_ino
+        assert file.read() == "w"
+    assert (tmp_path / "both" / "weights").stat().st_mode == (folder / "weights").stat().st_mode
+
+
+def test_arguments_that_the_run_around_does_not_use_are_named(context, caplog):
+    with core.init(checkpoint={"a": 1}, logdir="not used"):
+        assert paceline.load_checkpoint() is None
+    assert "core.init(logdir=..., checkpoint=...) is not used" in caplog.text
 
 
 def test_store_path_is_a_checkpoint_at_the_end_of_its_block(context):
@@ -231,6 +259,21 @@ def test_sigterm_preempts(mode):
     assert (run.status.state, len(run.checkpoints)) == ("STOPPED", 1)
 
 
+def test_who_may_ask_and_whom():
+    class Asked(RecordingWire):
+        def ask(self, topic, value, timeout_s=None):
+            raise AssertionError("nobody else is needed")
+
+    place = Place(world_rank=1, world_size=2)
+    session = make_session(place, wire := Asked(place))
+    with pytest.raises(TrainerStateError, match="ask on the chief alone"):
+        core.PreemptContext(session, core.PreemptMode.ChiefOnly).should_preempt()
+    wire.stopping = True
+    assert core.PreemptContext(session, core.PreemptMode.WorkersAskMaster).should_preempt()
+    with pytest.raises(AssertionError):
+        core.PreemptContext(session, core.PreemptMode.WorkersAskChief).should_preempt()
+
+
 @pytest.mark.parametrize(("is_acknowledged", "state"), [(False, "SUCCEEDED"), (True, "STOPPED")])
 def test_what_is_not_acknowledged_has_not_stopped(is_acknowledged, state):
     def train():
@@ -279,6 +322,27 @@ def test_script_that_does_not_look_is_ended_by_the_first_signal(number, error):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize(("failure", "state"), [(None, "SUCCEEDED"), (KeyError("lr"), "FAILED")])
+def test_signal_while_the_run_is_being_closed_is_kept_until_it_is(failure, state):
+    """As it comes from launchers, when a rank has failed."""
+    reached = []
+
+    class Slow(paceline.Callback):
+        def finish_training(self, error=False, **info):
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append(error)
+
+    def train():
+        with core.init(logdir="core", callbacks=[Slow()]):
+            if failure is not None:
+                raise failure
+
+    with pytest.raises(SystemExit if failure is None else KeyError):
+        train()
+    assert reached == [failure is not None]
+    assert paceline.load_run("core").status.state == state
+
+
 @pytest.mark.parametrize(("code", "state"), [(0, "SUCCEEDED"), (None, "SUCCEEDED"), (3, "FAILED")])
 def test_script_that_exits(code, state):
     def train():
@@ -290,6 +354,14 @@ def test_script_that_exits(code, state):
         train()
     run = paceline.load_run("core")
     assert (ended.value.code, run.status.state, len(run.checkpoints)) == (code, state, 1)
+
+
+def test_callback_that_exits_while_others_are_listened_to_fails_the_run():
+    """In a thread of ours, where sys.exit() would be the end of that thread and nobody would hear of it."""
+    host = Host(SimpleNamespace(tick=lambda: sys.exit(3)), 2, Nobody())
+    host.tick()
+    with pytest.raises(SystemExit):
+        host.wait_for_others(0)
 
 
 def test_unknown_mode_is_refused():
@@ -321,6 +393,10 @@ def test_metadata_is_merged_level_by_level():
     given = [{"steps_completed": 3, "a": {"x": 1, "z": {}}}, None, {"steps_completed": 3, "a": {"y": 2, "z": {"w": 1}}}]
     assert merge_metadata(given) == {"steps_completed": 3, "a": {"x": 1, "y": 2, "z": {"w": 1}}}
     assert given[0] == {"steps_completed": 3, "a": {"x": 1, "z": {}}}
+    same = [{"loss": float("nan"), "weights": np.arange(3)} for _ in range(2)]
+    assert merge_metadata(same).keys() == {"loss", "weights"}
+    with pytest.raises(CheckpointError, match="'weights'"):
+        merge_metadata([*same, {"weights": np.arange(4)}])
     for different in ({"a": {"x": 2}}, {"a": 1}, {"a": {"x": True}}):
         with pytest.raises(CheckpointError, match="on rank 1"):
             merge_metadata([{"a": {"x": 1}}, different])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import selectors
 import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from paceline.core import DistributedContext, sockets
+from paceline.core.arrivals import ANSWER_S, MOST_WAITING, Arrivals
 from paceline.core.exchange import Exchange, scopes_of
 from paceline.core.hub import Hub
 from paceline.core.link import Link
@@ -181,23 +183,107 @@ def test_who_does_not_know_the_secret_is_no_rank():
         hub.close()
 
 
-def test_strangers_are_not_listened_to():
-    def work(context):
-        result = context.allgather(context.rank)
-        if context.rank == 0:
-            host, port, _ = context.channel().address
-            for said in (b"\0" * 48, b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n"):
-                with socket.create_connection((host, port), timeout=10) as stranger:
-                    stranger.sendall(said)
-                    nonce = stranger.recv(32)
-                    assert len(nonce) == 32
-                    rest = b""
-                    with contextlib.suppress(ConnectionResetError):
-                        rest = stranger.recv(1)
-                    assert rest == b"", "the connection is closed without a word"
-        return result, context.allgather(context.rank)
+@pytest.fixture
+def hub():
+    hub = Hub(Address("127.0.0.1", 0, "secret"), Place(world_size=2, local_world_size=2), timeout_s=20)
+    yield hub
+    hub.close()
 
-    assert everywhere(work) == [([0, 1], [0, 1])] * 2
+
+def said_after_the_challenge(stranger):
+    """What rank 0 has to say; nothing when the connection is closed without a word."""
+    assert len(stranger.recv(32)) == 32
+    with contextlib.suppress(ConnectionResetError):
+        return stranger.recv(1)
+    return b""
+
+
+def test_strangers_are_not_listened_to(hub):
+    host, port, _ = hub.address
+    for said in (b"\0" * 48, b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n"):
+        with socket.create_connection((host, port), timeout=10) as stranger:
+            stranger.sendall(said)
+            assert said_after_the_challenge(stranger) == b""
+    link = Link(lambda left_s: hub.address, Place(1, 1, 0, 2, 2), timeout_s=20)
+    with contextlib.closing(link), pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port), timeout=10)  # all have come, and nobody else is expected
+
+
+def test_crowd_of_silent_strangers_does_not_keep_a_rank_out(hub):
+    with contextlib.ExitStack() as stack:
+        crowd = [
+            stack.enter_context(socket.create_connection(hub.address[:2], timeout=10)) for _ in range(MOST_WAITING + 5)
+        ]
+        for first in crowd[:5]:
+            assert said_after_the_challenge(first) == b"", "they had to go"
+        link = Link(lambda left_s: hub.address, Place(1, 1, 0, 2, 2), timeout_s=20)
+        stack.callback(link.close)
+        assert said_after_the_challenge(crowd[-1]) == b"", "the door is closed"
+
+
+def test_stranger_who_says_nothing_has_to_go_after_a_while():
+    now = 0.0
+    with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
+        arrivals = Arrivals(server, selector, "secret", clock=lambda: now)
+        with socket.create_connection(server.getsockname(), timeout=10) as stranger:
+            arrivals.accept()
+            [arrival] = [key.data for key in selector.get_map().values() if key.data is not None]
+            stranger.sendall(b"h")
+            now = ANSWER_S - 1
+            arrivals.dismiss_late()
+            assert arrivals.hear(arrival) is None
+            now = ANSWER_S
+            arrivals.dismiss_late()
+            assert said_after_the_challenge(stranger) == b""
+            assert arrivals.hear(arrival) is None, "the selector may have seen it before"
+        arrivals.close()
+
+
+def test_rank_is_nobody_else_when_it_is_there_already():
+    hub = Hub(Address("127.0.0.1", 0, "secret"), Place(world_size=3, local_world_size=3), timeout_s=20)
+    answers = []
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                comer = stack.enter_context(socket.create_connection(hub.address[:2], timeout=10))
+                said = sockets.hello("secret", comer.recv(32), 1, 1, 0, 1)
+                comer.sendall(said)
+                answers.append(comer.recv(32) == sockets.welcome("secret", said))
+    finally:
+        hub.close()
+    assert answers == [True, False]
+
+
+def test_rank_does_not_believe_who_does_not_know_the_secret():
+    """A program that has taken the port: what a rank hears from there, it would unpickle."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def pretend():
+            conn, _ = server.accept()
+            with conn:
+                conn.sendall(b"n" * 32)
+                conn.recv(48)
+                conn.sendall(b"w" * 32)
+            server.close()
+
+        pretending = pool.submit(pretend)
+        address = Address(*server.getsockname(), "secret")
+        with pytest.raises(WorkerStartError, match="cannot reach rank 0"):
+            Link(lambda left_s: address, Place(1, 1, 0, 2, 2), timeout_s=0.3)
+        pretending.result(20)
+
+
+def test_answer_of_a_collective_that_was_given_up_is_not_that_of_the_next(hub):
+    link = Link(lambda left_s: hub.address, Place(1, 1, 0, 2, 2), timeout_s=20)
+    with contextlib.closing(link):
+        link._serials["all"] = 1  # the first one took too long
+
+        def answer_both(message):
+            hub.post(1, ("collective", "all", 1, "late"))
+            hub.post(1, ("collective", "all", 2, "mine"))
+
+        link.send = answer_both
+        assert link.exchange("all", "gather", b"") == "mine"
 
 
 @pytest.fixture
@@ -218,6 +304,27 @@ def test_ranks_meet_at_a_port_that_all_know(free_port, tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(one, [1, 0])) == [[0, 1]] * 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_secret_is_no_pipe_of_somebody_else(free_port, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = tmp_path / f"paceline-{os.getuid()}-{free_port}.secret"
+    meeting = ExplicitMeeting(None, free_port)
+    os.mkfifo(path)
+    with pytest.raises(TimeoutError, match="does not listen"):
+        meeting.find(Place(1, 1, 0, 2, 2), 0.0)
+    path.unlink()
+    path.mkdir()  # as good as a file that only its owner may remove
+    with pytest.raises(WorkerStartError, match="chief_port"):
+        meeting.tell(Address("127.0.0.1", free_port, "secret"), 20)
+
+
+def test_secret_of_another_user_is_none(free_port, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    (tmp_path / f"paceline-{os.getuid()}-{free_port}.secret").write_text("theirs")
+    with pytest.raises(TimeoutError, match="does not listen"):
+        ExplicitMeeting(None, free_port).find(Place(1, 1, 0, 2, 2), 0.0)
 
 
 class Hvd:

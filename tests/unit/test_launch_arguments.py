@@ -170,6 +170,11 @@ def test_imports_are_found_through_the_users_own_modules(tmp_path):
     (tmp_path / "reports.py").write_text("import paceline\n")
     assert modules_needed(str(tmp_path / "plain.py"), sys.path) == ()
     assert "torch._dynamo" in modules_needed(str(tmp_path / "through.py"), sys.path)
+    other = tmp_path / "elsewhere" / "site-packages"
+    other.mkdir(parents=True)
+    (other / "installed.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
+    (tmp_path / "uses.py").write_text("import installed\n")
+    assert modules_needed(str(tmp_path / "uses.py"), [*sys.path, str(other)]) == ()
     needed = modules_needed(str(tmp_path / "reports.py"), sys.path)
     assert "torch._dynamo" not in needed
     assert needed

@@ -7,7 +7,7 @@ import pytest
 
 from paceline import rank_session, session
 from paceline.errors import TrainerStateError
-from paceline.testing.worker import as_worker
+from paceline.testing.worker import RecordingWire, as_worker, make_session
 from paceline.workers.base import Place
 
 
@@ -62,6 +62,17 @@ def test_rank_without_a_driver_stops_at_once():
         wire.stopping = True
         assert session.should_stop()
         assert session.should_stop()
+
+
+def test_stop_that_is_wanted_in_the_middle_of_a_look_waits_for_the_next_call():
+    """Else this rank would leave at a call on which nobody has agreed, while the others go on."""
+
+    class JustNow(RecordingWire):
+        looks = iter([False, True])
+        stopping = property(lambda self: next(self.looks), lambda self, value: None)
+
+    place = Place(world_rank=1, world_size=2)
+    assert not make_session(place, JustNow(place)).should_stop()
 
 
 def test_data_shard_outside_a_run_says_how_to_have_one():

@@ -40,9 +40,11 @@ class DraftFound:
 
 @dataclass(frozen=True)
 class CommittedFound:
-    """What a rank saved, or something newer, is at this path."""
+    """What a rank saved, or something newer, is at this path; or something older, if that could not be saved."""
 
     path: str
+    problem: str | None = None
+    """Why what was asked for is not there."""
 
 
 Found = DraftFound | CommittedFound

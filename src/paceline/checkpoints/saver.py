@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.checkpoints.checkpoint import Checkpoint, Parts
-from paceline.checkpoints.part import DraftFound, Found
+from paceline.checkpoints.part import CommittedFound, DraftFound, Found
 from paceline.checkpoints.reading import load_draft, load_through, open_parts
 from paceline.checkpoints.storage.base import Storage
 from paceline.checkpoints.storage.workspace import Workspace
 from paceline.checkpoints.store import CheckpointStore, name_of
 from paceline.checkpoints.strategy import CheckpointStrategy
 from paceline.checkpoints.writer import Content, PartWriter
-from paceline.errors import CheckpointError, CheckpointNotFoundError
+from paceline.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError
 
 LOAD_TIMEOUT_S = 120.0
 _RETRY_S = 0.01
@@ -135,11 +135,14 @@ class Saver:
         self._is_alone = is_alone
 
     def wait(self, id: int, timeout_s: float) -> str:
-        """Block until what was saved as `id` is a checkpoint; its path. Raises what went wrong with it."""
+        """Block until what was saved as `id` is a checkpoint; its path. Raises what went wrong with it, on whichever
+        rank or when it was committed."""
         with self._my_turn():
             self._writer.flush()
         self._driver.flush()
-        self._until_committed(id, self._store.path_of(id), timeout_s)
+        found = self._until_committed(id, self._store.path_of(id), timeout_s)
+        if found.problem is not None:  # an earlier one is there, which is not what was asked for
+            raise CheckpointWriteError(found.problem)
         return self._store.path_of(id)
 
     def name_of(self, id: int) -> str:
@@ -206,15 +209,16 @@ class Saver:
         self._until_committed(id, path, LOAD_TIMEOUT_S)
         return self._open_parts(path)
 
-    def _until_committed(self, id: int, path: str, timeout_s: float) -> None:
+    def _until_committed(self, id: int, path: str, timeout_s: float) -> CommittedFound:
         deadline = time.monotonic() + timeout_s
-        while isinstance(self._find(id, timeout_s), DraftFound):
+        while isinstance(found := self._find(id, timeout_s), DraftFound):
             if time.monotonic() >= deadline:
                 raise CheckpointNotFoundError(
                     f"{path} is not complete after {timeout_s:g} s, so what every rank gave is not known. Call "
                     "save_checkpoint() equally often on all ranks before you ask for all_ranks."
                 )
             time.sleep(_LOOK_S)
+        return found
 
     def _initial(self) -> Checkpoint | None:
         given = self._start.checkpoint

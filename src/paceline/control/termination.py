@@ -57,6 +57,10 @@ class Signals:
                 self._former[number] = former
                 signal.signal(number, self._handle)
 
+    def only_note(self) -> None:
+        """The run is being closed: from now on signals are noted, and `on_wish` is not called."""
+        self.on_wish = lambda: None
+
     @contextmanager
     def watching(self) -> "Iterator[Signals]":
         """Begin to watch. Whoever is handed this releases it; if nobody is because something fails, it is done here."""

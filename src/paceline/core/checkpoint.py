@@ -4,6 +4,8 @@ import hashlib
 import os
 import re
 import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 from paceline.checkpoints import Checkpoint
 from paceline.checkpoints.content.directory import files_of
+from paceline.checkpoints.content.snapshot import encode
 from paceline.checkpoints.storage.base import split_path
 from paceline.checkpoints.store import is_name
 from paceline.core.distributed import DistributedContext
@@ -63,15 +66,14 @@ class CheckpointContext:
                 raise CheckpointError(f"Something else was saved in the block of store_path(): its files are {stored}.")
 
     def download(self, storage_id: str, ckpt_dir: str | os.PathLike[str], selector: Selector | None = None) -> None:
-        """Copy the files of a checkpoint into a directory, which is made if it is not there. On any rank; give each its
-        own directory, or call it on one rank of a machine."""
+        """Copy the files of a checkpoint into a directory, which is made if it is not there. On any rank, also several
+        into the same directory: each file is there as a whole as soon as it is there."""
         with ExitStack() as stack:
             directory = self._open(storage_id, stack).directory
-            Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
+            folder = Path(ckpt_dir).expanduser()
+            folder.mkdir(parents=True, exist_ok=True)
             for name, path in _selected(directory, selector):
-                target = Path(ckpt_dir, name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+                _copy(path, folder / name)
 
     @contextmanager
     def restore_path(self, storage_id: str, selector: Selector | None = None) -> Iterator[Path]:
@@ -159,10 +161,12 @@ class CheckpointContext:
             files = _files(ckpt_dir, selector)
             listing = {name: _digest(path) for name, path in files.items()}
             metadata = _checked(metadata)
+            encode(metadata)  # else rank 0 alone would find out, when the others have saved
         except Exception as error:
             mistake = error
         told = None if mistake is None else f"{type(mistake).__qualname__}: {mistake}"
-        everybody = self._distributed.allgather((ckpt_dir is not None, listing, metadata, told))
+        given = None if mistake is not None else metadata  # what is wrong with it may be that it does not travel
+        everybody = self._distributed.allgather((ckpt_dir is not None, listing, given, told))
         if mistake is not None:
             raise mistake
         for rank, (_, _, _, wrong) in enumerate(everybody):
@@ -202,6 +206,20 @@ def _link(files: Any, folder: Path) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(path)
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Beside its place at first: another rank may read there what it has copied itself."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fd, beside = tempfile.mkstemp(dir=target.parent, prefix=".paceline-")
+    os.close(fd)
+    try:
+        shutil.copyfile(path, beside)
+        os.chmod(beside, stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise
 
 
 def _digest(path: Path) -> str:

@@ -62,7 +62,7 @@ def init(
     running = session.current()
     if running is not None:
         with _used(running, distributed) as here:
-            _tell_unused(running, logdir, checkpoint_storage, callbacks, checkpoint_strategy)
+            _tell_unused(running, logdir, checkpoint_storage, callbacks, checkpoint_strategy, checkpoint)
             yield _context(running, here, mode)
         return
     strategy = _strategy(checkpoint_strategy, checkpoint_storage)
@@ -97,7 +97,7 @@ def _used(running: Session, given: DistributedContext | None) -> Iterator[Distri
 
 
 def _tell_unused(running: Session, *given: object) -> None:
-    names = ("logdir", "checkpoint_storage", "callbacks", "checkpoint_strategy")
+    names = ("logdir", "checkpoint_storage", "callbacks", "checkpoint_strategy", "checkpoint")
     unused = [name for name, value in zip(names, given, strict=True) if value is not None]
     if unused and running.place.world_rank == 0:
         logger.warning(

@@ -7,6 +7,7 @@ It decides nothing but when ranks stop, and that a run of which a rank is lost h
 anew.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,14 @@ from typing import Any, Protocol
 
 from paceline.control.attempt import SETTLE_SUSPECT_S, Facts, StopAgreement
 from paceline.control.notes import TOPICS, Notes
-from paceline.errors import PacelineError, ReportMismatchError, SaveMismatchError, WorkerError, WorkersLostError
+from paceline.errors import (
+    PacelineError,
+    ReportMismatchError,
+    SaveMismatchError,
+    TrainerStateError,
+    WorkerError,
+    WorkersLostError,
+)
 from paceline.recording.gather import Mismatch
 from paceline.recording.recorder import Recorder
 from paceline.workers.base import Asked, Died, Place
@@ -141,7 +149,7 @@ class Host:
             try:
                 self.recorder.tick()
                 self.recorder.folder.flush()
-            except Exception as error:
+            except BaseException as error:  # a callback may call sys.exit: in the hub's thread nobody would hear of it
                 self.fail(error)
             self._look_around()
             self._settle_stops()
@@ -200,6 +208,7 @@ class HostWire:
         self.place, self._host, self.address = place, host, address
         self.shared: dict[str, Any] = {}
         self.leaving = ExitStack()
+        self._owner_pid = os.getpid()
 
     @property
     def stopping(self) -> bool:
@@ -210,6 +219,7 @@ class HostWire:
         self._host.take(0, "report", unpack(packed))
 
     def send(self, kind: str, value: Any) -> None:
+        self._refuse_forks()
         self._host.take(0, kind, value)
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
@@ -224,8 +234,14 @@ class HostWire:
 
     def _check(self) -> None:
         """What other ranks have come to is news; what a callback has raised in this very thread is not."""
+        self._refuse_forks()
         if self._host.size > 1 and self._host.error is not None:
             raise self._host.error
+
+    def _refuse_forks(self) -> None:
+        """There, nobody records; and a lock that another thread held stays locked."""
+        if os.getpid() != self._owner_pid:
+            raise TrainerStateError("This process was forked from the one that records the run: report and save there.")
 
 
 class Nobody:

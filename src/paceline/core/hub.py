@@ -12,19 +12,18 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.core import sockets
+from paceline.core.arrivals import Arrival, Arrivals
 from paceline.core.exchange import Answer, Exchange, scopes_of
 from paceline.core.meeting import Address
+from paceline.core.peer import Peer
 from paceline.errors import PacelineError, WorkerError, WorkersLostError, WorkerStartError
 from paceline.rank_session import Task
 from paceline.workers import parcel
 from paceline.workers.base import Asked, Place
-from paceline.workers.framing import FrameReader, framed
 from paceline.workers.outcome import Error
 from paceline.workers.reports import unpack
 
@@ -52,41 +51,18 @@ class Listener(Protocol):
     def tick(self) -> None: ...
 
 
-@dataclass(eq=False)
-class _Peer:
-    """A connection, of a rank once it has said who it is."""
-
-    sock: socket.socket
-    nonce: bytes
-    reader: FrameReader
-    said: bytes = b""
-    rank: int | None = None
-    where: tuple[int, int, int] = (0, 0, 0)
-    """Rank, machine and rank on the machine."""
-    pid: int = 0
-    outbox: deque[memoryview] = field(default_factory=deque)
-    has_left: bool = False
-
-
 class Hub:
     """See `Channel` and `Peers`. Open from the start; `close` is due."""
 
     def __init__(self, wanted: Address, place: Place, timeout_s: float):
-        self._place, self._size, self._timeout_s, self._token = place, place.world_size, timeout_s, wanted.token
-        try:
-            family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
-            self._server = socket.create_server((wanted.host, wanted.port), family=family, backlog=max(128, self._size))
-        except OSError as error:
-            raise WorkerStartError(
-                f"Rank 0 cannot listen at {wanted.host}, port {wanted.port or 'any'}, where the other ranks are to "
-                f"reach it: {error}. Give an address of this machine as chief_ip."
-            ) from error
-        self.address = Address(wanted.host, self._server.getsockname()[1], wanted.token)
+        self._place, self._size, self._timeout_s = place, place.world_size, timeout_s
+        server = _listening(wanted, self._size)
+        self.address = Address(wanted.host, server.getsockname()[1], wanted.token)
         self._owner_pid = os.getpid()
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
-        self._connections: set[_Peer] = set()
-        self._ranks: dict[int, _Peer] = {}
+        self._connections: set[Peer] = set()
+        self._ranks: dict[int, Peer] = {}
         self._lost: dict[int, str] = {}
         self._exchange: Exchange | None = None
         self._serials: dict[str, int] = {}
@@ -95,18 +71,18 @@ class Hub:
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._ear, self._bell = socket.socketpair()
-        for sock in (self._server, self._ear, self._bell):
+        for sock in (server, self._ear, self._bell):
             sock.setblocking(False)
             sockets.guard(sock)
-        self._selector.register(self._server, selectors.EVENT_READ, None)
         self._selector.register(self._ear, selectors.EVENT_READ, None)
+        self._arrivals = Arrivals(server, self._selector, wanted.token)
         self._thread = threading.Thread(target=self._serve, name="paceline-hub", daemon=True)
         self._thread.start()
 
     @property
     def pids(self) -> list[int]:
         """Of the other ranks."""
-        return [self._ranks[rank].pid for rank in range(1, self._size)]
+        return [self._ranks[rank].known.pid for rank in range(1, self._size)]
 
     def wait_for_all(self) -> None:
         """Until every rank is connected. WorkerStartError names those that have not come in time."""
@@ -141,11 +117,11 @@ class Hub:
             listener.lose(rank, reason)
 
     def post(self, rank: int, message: tuple[Any, ...]) -> None:
-        data = framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         with self._lock:
             peer = self._ranks.get(rank)
             if peer is not None and rank not in self._lost:
-                peer.outbox.append(memoryview(data))
+                peer.put(body)
                 self._push(peer)
 
     def fail(self, error: PacelineError) -> None:
@@ -162,19 +138,19 @@ class Hub:
             for rank in self._ranks:
                 self.post(rank, ("over", error, wished))
             self._listener = None
-            self._news.wait_for(lambda: not any(peer.outbox for peer in self._connections), _LAST_WORD_S)
+            self._news.wait_for(lambda: not any(peer.has_more for peer in self._connections), _LAST_WORD_S)
 
     def close(self) -> None:
         if os.getpid() != self._owner_pid or self._is_closing:
             return
         with self._news:
-            self._news.wait_for(lambda: not any(peer.outbox for peer in self._connections), _LAST_WORD_S)
+            self._news.wait_for(lambda: not any(peer.has_more for peer in self._connections), _LAST_WORD_S)
             self._listener = None
             for peer in self._connections:
                 with contextlib.suppress(OSError):
                     peer.sock.shutdown(socket.SHUT_WR)
             # To close it while something is unread would take back what was sent: they close it when they have read.
-            self._news.wait_for(lambda: all(peer.rank is None for peer in self._connections), _LAST_WORD_S)
+            self._news.wait_for(lambda: not self._connections, _LAST_WORD_S)
             self._is_closing = True
         self._wake()
         self._thread.join(_LAST_WORD_S)
@@ -187,11 +163,12 @@ class Hub:
                 for key, mask in self._selector.select(_TICK_S):
                     self._attend(key.fileobj, key.data, mask)
                 self._go_round()
-        except Exception as error:  # a mistake of ours: nobody may wait for this thread
+        except BaseException as error:  # a mistake of ours: nobody may wait for this thread
             logger.exception("The connection among the ranks has failed")
             self._give_up(f"rank 0 cannot listen any more ({type(error).__name__}: {error})")
         finally:
-            for sock in (self._server, self._ear, self._bell, *(peer.sock for peer in self._connections)):
+            self._arrivals.close()
+            for sock in (self._ear, self._bell, *(peer.sock for peer in self._connections)):
                 sock.close()
             self._selector.close()
 
@@ -204,20 +181,23 @@ class Hub:
             for rank in self._ranks:
                 listener.lose(rank, reason)
 
-    def _attend(self, sock: Any, peer: _Peer | None, mask: int) -> None:
+    def _attend(self, sock: Any, who: Peer | Arrival | None, mask: int) -> None:
         if sock is self._ear:
             with contextlib.suppress(BlockingIOError):
                 self._ear.recv(4096)
-        elif peer is None:
-            self._accept()
+        elif who is None:
+            self._arrivals.accept()
+        elif isinstance(who, Arrival):
+            self._meet(who)
         elif mask & selectors.EVENT_READ:
-            self._read(peer)
+            self._read(who)
 
     def _go_round(self) -> None:
+        self._arrivals.dismiss_late()
         with self._lock:
             for peer in list(self._connections):
                 self._push(peer)
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.has_more else 0)
                 if peer in self._connections and self._selector.get_key(peer.sock).events != events:
                     self._selector.modify(peer.sock, events, peer)
             if self._exchange is not None:
@@ -227,57 +207,37 @@ class Hub:
         if listener is not None:
             listener.tick()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            sock, _ = self._server.accept()
-            sockets.prepare(sock)
-            peer = _Peer(sock, sockets.new_nonce(), FrameReader(sock.fileno()))
-            peer.outbox.append(memoryview(peer.nonce))
-            with self._lock:
-                self._connections.add(peer)
-                self._selector.register(sock, selectors.EVENT_READ, peer)
-                self._push(peer)
-
-    def _read(self, peer: _Peer) -> None:
-        if peer.rank is None:
-            self._meet(peer)
+    def _meet(self, arrival: Arrival) -> None:
+        known = self._arrivals.hear(arrival)
+        if known is None:
             return
-        try:
-            for body in peer.reader.bodies():
-                self._handle(peer, peer.rank, pickle.loads(body))
-        except Exception as error:
-            self._drop(peer, f"sent something that makes no sense ({type(error).__name__}: {error})")
-            return
-        if peer.reader.closed:
-            self._drop(peer, f"its process {peer.pid} has ended, or cannot be reached any more")
-
-    def _meet(self, peer: _Peer) -> None:
-        """Nothing that a stranger says is read further than this."""
-        try:
-            data = peer.sock.recv(sockets.HELLO.size - len(peer.said))
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        peer.said += data
-        if data and len(peer.said) < sockets.HELLO.size:
-            return
-        known = sockets.read_hello(self._token, peer.nonce, peer.said) if data else None
         with self._lock:
-            if known is None or not 0 < known[0] < self._size or known[0] in self._ranks:
-                self._drop(peer, "")
+            if not 0 < known.rank < self._size or known.rank in self._ranks:
+                self._arrivals.dismiss(arrival)
                 return
-            peer.rank, local_rank, machine, peer.pid = known
-            peer.where = (peer.rank, machine, local_rank)
-            self._ranks[peer.rank] = peer
-            peer.outbox.append(memoryview(sockets.welcome(self._token, peer.said)))
+            sock = self._arrivals.admit(arrival)
+            peer = self._ranks[known.rank] = Peer(sock, known)
+            self._connections.add(peer)
+            self._selector.register(sock, selectors.EVENT_READ, peer)
+            peer.put(sockets.welcome(self.address.token, arrival.said), is_framed=False)
             self._push(peer)
             if len(self._ranks) == self._size - 1:
+                self._arrivals.close()
                 for rank in self._ranks:
                     self.post(rank, ("ready",))
             self._news.notify_all()
 
-    def _handle(self, peer: _Peer, rank: int, message: tuple[Any, ...]) -> None:
+    def _read(self, peer: Peer) -> None:
+        try:
+            for body in peer.reader.bodies():
+                self._handle(peer, peer.known.rank, pickle.loads(body))
+        except Exception as error:
+            self._drop(peer, f"sent something that makes no sense ({type(error).__name__}: {error})")
+            return
+        if peer.reader.closed:
+            self._drop(peer, f"its process {peer.known.pid} has ended, or cannot be reached any more")
+
+    def _handle(self, peer: Peer, rank: int, message: tuple[Any, ...]) -> None:
         listener = self._listener
         match message:
             case ("collective", scope, serial, op, payload):
@@ -288,10 +248,10 @@ class Hub:
             case _ if listener is None:
                 pass  # of a run that is over
             case ("report", packed):
-                with contextlib.suppress(Exception):  # it is noted, and raised where somebody can act on it
+                with contextlib.suppress(BaseException):  # it is noted, and raised where somebody can act on it
                     listener.take(rank, "report", unpack(packed))
             case ("sent", kind, value):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(BaseException):
                     listener.take(rank, kind, value)
             case ("asked", number, topic, value):
                 listener.ask(Asked(rank, number, topic, value))
@@ -299,22 +259,19 @@ class Hub:
                 listener.request_stop(kind)
             case ("ended", error, is_stop):
                 peer.has_left = True
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(BaseException):
                     listener.end(rank, error, is_stop)
                 with self._lock:
                     self._give(self._meeting().lose(rank, "has left the block of the run"))
 
-    def _drop(self, peer: _Peer, reason: str) -> None:
+    def _drop(self, peer: Peer, reason: str) -> None:
         with self._lock:
             if peer not in self._connections:
                 return
             self._connections.discard(peer)
             self._selector.unregister(peer.sock)
-            peer.sock.close()
-            peer.outbox.clear()
-            rank, listener = peer.rank, self._listener
-            if rank is None:
-                return
+            peer.close()
+            rank, listener = peer.known.rank, self._listener
             if self._exchange is not None:
                 self._give(self._exchange.lose(rank, f"is gone: {reason}"))
             if not peer.has_left:
@@ -329,8 +286,9 @@ class Hub:
 
     def _meeting(self) -> Exchange:
         if self._exchange is None:
+            others = [peer.known for peer in self._ranks.values()]
             here = (0, self._place.node_rank, self._place.local_rank)
-            everybody = [here, *(peer.where for peer in self._ranks.values())]
+            everybody = [here, *((one.rank, one.machine, one.local_rank) for one in others)]
             self._exchange = Exchange(scopes_of(everybody), self._timeout_s)
             for rank, reason in self._lost.items():
                 self._exchange.lose(rank, f"is gone: {reason}")
@@ -346,21 +304,23 @@ class Hub:
                 else:
                     self._mine.set_result(answer.value)
 
-    def _push(self, peer: _Peer) -> None:
-        """As much as the connection takes; the thread does the rest, and notices when it is broken."""
-        try:
-            while peer.outbox:
-                left = peer.outbox[0][peer.sock.send(peer.outbox[0]) :]
-                if left:
-                    peer.outbox[0] = left
-                else:
-                    peer.outbox.popleft()
-        except BlockingIOError:
-            if threading.current_thread() is not self._thread:  # which would wake itself for ever
-                self._wake()
-        except OSError:
-            peer.outbox.clear()
+    def _push(self, peer: Peer) -> None:
+        """The thread does the rest; it would wake itself for ever."""
+        peer.push()
+        if peer.has_more and threading.current_thread() is not self._thread:
+            self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._bell.send(b".")
+
+
+def _listening(wanted: Address, size: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+        return socket.create_server((wanted.host, wanted.port), family=family, backlog=max(128, size))
+    except OSError as error:
+        raise WorkerStartError(
+            f"Rank 0 cannot listen at {wanted.host}, port {wanted.port or 'any'}, where the other ranks are to "
+            f"reach it: {error}. Give an address of this machine as chief_ip."
+        ) from error

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.errors import ArgumentError, WorkerStartError
 from paceline.rank_session import Session
+from paceline.regular_files import open_regular
 from paceline.workers.base import Place
 
 if TYPE_CHECKING:
@@ -88,15 +89,22 @@ class ExplicitMeeting:
     def tell(self, address: Address, timeout_s: float) -> None:
         if not self._told().token:
             path = _secret_path(address.port)
-            path.unlink(missing_ok=True)  # of a run that was killed
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-                file.write(address.token)
+            try:
+                path.unlink(missing_ok=True)  # of a run that was killed
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+                    file.write(address.token)
+            except OSError as error:  # somebody else has put something there
+                raise WorkerStartError(
+                    f"Rank 0 cannot tell the others the secret of this run: {error}. Take another chief_port, or set "
+                    f"the environment variable {TOKEN_VARIABLE} to the same text on all ranks."
+                ) from error
 
     def find(self, place: Place, timeout_s: float) -> Address:
         host, port, token = self._told()
         deadline = time.monotonic() + timeout_s
         while not token:
-            with suppress(OSError), open(_secret_path(port)) as file:
+            # Not just open(): another user may have put a pipe there, which nobody ever writes to.
+            with suppress(OSError), open(open_regular(_secret_path(port))) as file:
                 token = file.read() if os.fstat(file.fileno()).st_uid == os.getuid() else ""
             if not token:
                 if time.monotonic() >= deadline:

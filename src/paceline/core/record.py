@@ -21,7 +21,7 @@ from paceline.errors import PacelineError, TrainerStateError, WorkerError
 from paceline.rank_session import Session, Task
 from paceline.recording.recorder import Recorder
 from paceline.runs import RunFolder, claim_root, resolve_logdir
-from paceline.session import current, open_session
+from paceline.session import current, ending_forks, open_session
 from paceline.workers.base import Raised, Wire
 from paceline.workers.outcome import message_of, text_of
 
@@ -116,7 +116,8 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
         wire = HostWire(distributed.place, host, hub.address.host if hub is not None else "127.0.0.1")
         with _in_session(wire, task, signals, host) as session:
             try:
-                yield session
+                with ending_forks():
+                    yield session
             except SystemExit as caught:
                 left_by = _if_success(caught)
             if host.error is not None:
@@ -127,10 +128,12 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
             host.wait_for_others(distributed.timeout_s)
         state = "STOPPED" if host.facts.leaving else "SUCCEEDED"
     except BaseException as caught:
+        signals.only_note()  # launchers send SIGTERM just now, to all ranks that are left
         cause = _cause(caught, host)
         state = "FAILED" if _is_failure(caught, cause, host, signals) else "STOPPED"
         raise
     finally:
+        signals.only_note()
         with ExitStack() as stack:
             stack.callback(signals.release)
             if hub is not None:
@@ -148,7 +151,8 @@ def _joined(distributed: DistributedContext) -> Iterator[Session]:
     try:
         with _in_session(link.wire, task, signals, link) as session:
             try:
-                yield session
+                with ending_forks():
+                    yield session
             except SystemExit as caught:
                 left_by = _if_success(caught)
             session.close()
@@ -156,6 +160,7 @@ def _joined(distributed: DistributedContext) -> Iterator[Session]:
         with signals.raising():
             link.await_over()
     except BaseException as caught:
+        signals.only_note()
         told = (type(caught).__qualname__, message_of(caught), text_of(caught), None)
         link.end(told, is_stop=isinstance(caught, KeyboardInterrupt | Terminated))
         raise

@@ -1,5 +1,6 @@
 """One checkpoint out of the files and the metadata of many ranks: who gives which file, and what cannot be. Pure."""
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -48,12 +49,22 @@ def _merge_into(merged: dict[str, Any], metadata: Mapping[str, Any], rank: int, 
             merged[key] = _copied(value)
         elif isinstance(merged[key], dict) and isinstance(value, Mapping):
             _merge_into(merged[key], value, rank, (*above, str(key)))
-        elif type(merged[key]) is not type(value) or merged[key] != value:
+        elif not _is_same(merged[key], value):
             name = ".".join((*above, str(key)))
             raise CheckpointError(
                 f"metadata {name!r} is {value!r} on rank {rank} and {merged[key]!r} on a rank before it: give the same "
                 "value on all ranks, or different keys."
             )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """NaN is no other value than NaN here; and arrays do not say whether they are equal, but for each element."""
+    if type(one) is not type(other):
+        return False
+    try:
+        return bool(one == other) or pickle.dumps(one) == pickle.dumps(other)
+    except (TypeError, ValueError, RuntimeError):
+        return pickle.dumps(one) == pickle.dumps(other)
 
 
 def _copied(value: Any) -> Any:

@@ -144,7 +144,7 @@ class Saved:
         learns why: its error must not hide the cause."""
         is_void = id in ledger.failed or id in self._deleted
         if self.latest is not None and (self.latest.id >= id or is_void):
-            return CommittedFound(self.latest.path)
+            return CommittedFound(self.latest.path, ledger.failed.get(id))
         if id in self._deleted:
             return CheckpointNotFoundError(f"{self._store.path_of(id)} was deleted, and there is no earlier one.")
         if id in ledger.failed:

@@ -23,10 +23,11 @@ class Workspace:
 
     def __init__(self, parent: Path):
         self.path, self._lock_fd = _create(parent)
+        self._owner_pid = os.getpid()
 
     def close(self) -> None:
-        """Removes the directory with everything left in it."""
-        if self._lock_fd is not None:
+        """Removes the directory with everything left in it. Not in a fork of its owner, which still needs it."""
+        if self._lock_fd is not None and self._owner_pid == os.getpid():
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock_fd)
             self._lock_fd = None
