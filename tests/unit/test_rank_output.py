@@ -1,5 +1,8 @@
 """What workers print: whole lines for logs, unfinished ones for whoever shows them."""
 
+import os
+import sys
+
 import pytest
 
 from paceline.callbacks import ProgressCallback
@@ -121,3 +124,15 @@ def test_endless_line_does_not_gather(output, capsys):
 def test_only_a_display_shows_unfinished_lines():
     assert not CallbackList([]).show_unfinished({0: "10%"})
     assert CallbackList([ProgressCallback()]).show_unfinished({0: "10%"})
+
+
+def test_run_goes_on_when_nobody_reads_what_is_printed(output, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.take(0, "to nobody\n")
+        output.take(1, "once more\n")
+        output.end()
+        monkeypatch.undo()
+        assert os.fstat(stream.fileno()).st_rdev == os.stat(os.devnull).st_rdev

@@ -5,7 +5,9 @@ progress bars. Whoever draws on the terminal shows it live. Where nobody does, i
 once in a while, so that logs stay readable. The worker's own log has all of it.
 """
 
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -61,7 +63,19 @@ class RankOutput:
 
     def _print(self, rank: int, lines: Iterable[str]) -> None:
         self._printed_at[rank] = self._clock()
-        print(f"[rank {rank}] " + f"\n[rank {rank}] ".join(lines), flush=True)
+        try:
+            print(f"[rank {rank}] " + f"\n[rank {rank}] ".join(lines), flush=True)
+        except BrokenPipeError:  # as of `… | head`. The run goes on, and its logs have every line
+            _discard_output()
+
+
+def _discard_output() -> None:
+    """What is still in the stream's buffer would be tried again at every print, and when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    finally:
+        os.close(nowhere)
 
 
 def split_lines(text: str) -> tuple[list[str], str]:
