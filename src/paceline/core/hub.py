@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.05
 _LAST_WORD_S = 5.0
+_MOST_STRANGERS = 64
+"""Connections that have not said who they are. One more takes the place of the oldest: a rank says so at once, and
+comes again if it was refused; and the files that this process may have open are the training's."""
 _MARGIN_S = 10.0
 """By so much longer than the thread, who waits for it is patient."""
 
@@ -66,6 +69,7 @@ class _Peer:
     pid: int = 0
     outbox: deque[memoryview] = field(default_factory=deque)
     has_left: bool = False
+    came_at: float = field(default_factory=time.monotonic)
 
 
 class Hub:
@@ -237,6 +241,9 @@ class Hub:
                 self._connections.add(peer)
                 self._selector.register(sock, selectors.EVENT_READ, peer)
                 self._push(peer)
+                strangers = [one for one in self._connections if one.rank is None]
+                if len(strangers) > max(_MOST_STRANGERS, self._size):
+                    self._drop(min(strangers, key=lambda one: one.came_at), "")
 
     def _read(self, peer: _Peer) -> None:
         if peer.rank is None:
