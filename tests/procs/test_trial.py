@@ -210,6 +210,15 @@ def test_hooks_come_in_their_order(tmp_path):
     ]  # fmt: skip
 
 
+def test_callback_may_write_no_files(tmp_path):
+    class Silent(pytorch.PyTorchCallback):
+        def on_checkpoint_write_end(self, checkpoint_dir):
+            (checkpoint_dir / "empty").mkdir()
+
+    _, result = train(tmp_path, Batch(1), {"callbacks": {"silent": Silent()}})
+    assert paceline.read_checkpoint(result.latest_checkpoint).directory is None
+
+
 def test_counts_of_workloads_validations_and_checkpoints(tmp_path):
     for periods, expected in (
         ({}, (1, 1, 1)),

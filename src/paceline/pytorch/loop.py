@@ -13,6 +13,7 @@ import torch
 
 import paceline
 from paceline import session
+from paceline.checkpoints.content.directory import files_of
 from paceline.data.seeds import derived_seed
 from paceline.prepare.rng import RandomStream
 from paceline.profiling.clock import section
@@ -242,8 +243,9 @@ class Loop:
                 state = self._state()
                 self.callbacks.tell("on_checkpoint_save_start", state)
                 if self.callbacks.listens("on_checkpoint_write_end"):
-                    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_")))
-                    self.callbacks.tell("on_checkpoint_write_end", directory)
+                    written = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_")))
+                    self.callbacks.tell("on_checkpoint_write_end", written)
+                    directory = written if any(files_of(written)) else None  # nobody has to write anything
             own = {"feed": self._feed.state(), "rng": self._feed.rng_state()}
             own["gradients"] = self._optimization.gradients()
             self._latest = self._score.save(state, directory, own, self.lengths.batches == self._validated_at)
