@@ -246,6 +246,30 @@ def test_resumed_training_is_the_same_bit_by_bit(tmp_path, kwargs):
     assert second.indices == whole.indices[9:]
 
 
+def test_validation_that_was_due_at_a_preemption_is_made_up_for(tmp_path):
+    class Ends(OneWeight):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            if batch_idx == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def validated(run):
+        return run.metrics.dropna(subset="validation_loss")[["batches", "validation_loss"]].to_numpy().tolist()
+
+    periods = {"validation_period": Batch(4), "reporting_period": Batch(1)}
+    _, whole = train(tmp_path / "whole", Batch(8), **periods)
+    with (
+        pytest.raises(SystemExit),
+        pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path / "ended") as context,
+    ):
+        result = pytorch.Trainer(Ends(context), context).fit(max_length=Batch(8), **periods)
+    assert (result.reason, result.batches, result.validation_metrics) == ("preempted", 4, {})
+    train(tmp_path / "rest", Batch(8), latest_checkpoint=result.latest_checkpoint, **periods)
+    rows = validated(load_run(whole.run_dir))
+    assert [batches for batches, _ in rows] == [4, 8]
+    assert validated(load_run(tmp_path / "rest")) == rows
+
+
 def test_every_epoch_has_each_row_once_in_another_order(tmp_path):
     trial, _ = train(tmp_path, Epoch(2), {"shuffle": True}, init={"seed": 1})
     rows = [value for batch in trial.seen for value in batch]
