@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _ALONE = Place()
 
 _current: Session | None = None
+_open: list[Session] = []
 _noticed = False
 
 
@@ -78,17 +79,19 @@ def _exit_code_of(caught: BaseException) -> int:
 
 @contextmanager
 def open_session(wire: Wire, task: Task) -> Iterator[Session]:
-    """Inside, `session` is the current one. It may be opened within another, which then goes on."""
+    """Inside, `session` is the current one. It may be opened within another, which then goes on. Those of two threads
+    may also overlap: whichever ends first, none that has ended is ever the current one."""
     global _current
-    session = Session(wire, task)
-    former, _current = _current, session
+    session = _current = Session(wire, task)
+    _open.append(session)
     try:
         yield session
     finally:
         try:
             session.abandon()
         finally:
-            _current = former
+            _open.remove(session)
+            _current = _open[-1] if _open else None
 
 
 def report(*args: Any, **metrics: Any) -> None:

@@ -201,6 +201,11 @@ def test_users_own_error_is_not_taken_for_an_echo(warm, probe):
         warm.run(fail_on_one)
 
 
+def test_end_of_a_rank_in_a_collective_of_core_is_known_as_an_echo(probe):
+    lost = Raised(0, "WorkersLostError", "The ranks cannot meet any more: rank 1 is gone", "")
+    assert probe.config().is_broken_collective(lost)
+
+
 @with_a_group
 def test_who_leaves_frees_those_who_wait_for_it(warm, probe):
     """And what they get is known as the echo that it is."""

@@ -210,6 +210,15 @@ def test_hooks_come_in_their_order(tmp_path):
     ]  # fmt: skip
 
 
+def test_callback_may_write_no_files(tmp_path):
+    class Silent(pytorch.PyTorchCallback):
+        def on_checkpoint_write_end(self, checkpoint_dir):
+            (checkpoint_dir / "empty").mkdir()
+
+    _, result = train(tmp_path, Batch(1), {"callbacks": {"silent": Silent()}})
+    assert paceline.read_checkpoint(result.latest_checkpoint).directory is None
+
+
 def test_counts_of_workloads_validations_and_checkpoints(tmp_path):
     for periods, expected in (
         ({}, (1, 1, 1)),
@@ -235,6 +244,30 @@ def test_resumed_training_is_the_same_bit_by_bit(tmp_path, kwargs):
     assert first.weights + second.weights == whole.weights
     assert first.seen + second.seen == whole.seen
     assert second.indices == whole.indices[9:]
+
+
+def test_validation_that_was_due_at_a_preemption_is_made_up_for(tmp_path):
+    class Ends(OneWeight):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            if batch_idx == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def validated(run):
+        return run.metrics.dropna(subset="validation_loss")[["batches", "validation_loss"]].to_numpy().tolist()
+
+    periods = {"validation_period": Batch(4), "reporting_period": Batch(1)}
+    _, whole = train(tmp_path / "whole", Batch(8), **periods)
+    with (
+        pytest.raises(SystemExit),
+        pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path / "ended") as context,
+    ):
+        result = pytorch.Trainer(Ends(context), context).fit(max_length=Batch(8), **periods)
+    assert (result.reason, result.batches, result.validation_metrics) == ("preempted", 4, {})
+    train(tmp_path / "rest", Batch(8), latest_checkpoint=result.latest_checkpoint, **periods)
+    rows = validated(load_run(whole.run_dir))
+    assert [batches for batches, _ in rows] == [4, 8]
+    assert validated(load_run(tmp_path / "rest")) == rows
 
 
 def test_every_epoch_has_each_row_once_in_another_order(tmp_path):

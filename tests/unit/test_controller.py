@@ -143,6 +143,7 @@ def test_rank_makes_no_progress():
         ("DistBackendError", "anything", True),
         ("RuntimeError", "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]", True),
         ("RuntimeError", "Broken pipe", True),
+        ("WorkersLostError", "Rank 0, through which all ranks are connected, is gone", True),
         ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", False),
         ("ValueError", "Connection closed by peer", False),
     ],

@@ -286,6 +286,20 @@ def test_answer_of_a_collective_that_was_given_up_is_not_that_of_the_next(hub):
         assert link.exchange("all", "gather", b"") == "mine"
 
 
+def test_strangers_who_say_nothing_give_way_to_others():
+    hub = Hub(Address("127.0.0.1", 0, "secret"), Place(0, 0, 0, 2, 2), 20.0)
+    with contextlib.ExitStack() as stack:
+        stack.callback(hub.close)
+        where = ("127.0.0.1", hub.address.port)
+        silent = [stack.enter_context(socket.create_connection(where, timeout=20)) for _ in range(65)]
+        heard = b""
+        while said := silent[0].recv(100):
+            heard += said
+        assert len(heard) == sockets.NONCE_BYTES
+        link = Link(lambda _: hub.address, Place(1, 1, 0, 2, 2), 20.0)
+        link.close()
+
+
 @pytest.fixture
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -56,6 +56,17 @@ def test_signal_handler_that_reports_in_the_middle_of_a_report_takes_a_number_of
         assert sorted(numbers(wire)) == [1, 2, 3]
 
 
+def test_sessions_of_threads_overlap_and_none_stays():
+    first, second = as_worker(), as_worker()
+    first.__enter__()
+    wire = second.__enter__()
+    first.__exit__(None, None, None)
+    session.report()
+    assert numbers(wire) == [1]
+    second.__exit__(None, None, None)
+    assert session.current() is None
+
+
 def test_rank_without_a_driver_stops_at_once():
     with as_worker(Place(world_rank=1, world_size=2)) as wire:
         assert not session.should_stop()

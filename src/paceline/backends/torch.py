@@ -72,7 +72,8 @@ class TorchConfig(BackendConfig):
             return None
 
     def is_broken_collective(self, error: Raised) -> bool:
-        if error.type_name in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError"):
+        echoes = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "WorkersLostError")
+        if error.type_name in echoes:
             return True
         return error.type_name == "RuntimeError" and _BROKEN.search(error.message) is not None
 

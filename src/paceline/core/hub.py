@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from paceline.core import sockets
-from paceline.core.arrivals import Arrival, Arrivals
+from paceline.core.arrivals import MOST_WAITING, Arrival, Arrivals
 from paceline.core.exchange import Answer, Exchange, scopes_of
 from paceline.core.meeting import Address
 from paceline.core.peer import Peer
@@ -75,7 +75,7 @@ class Hub:
             sock.setblocking(False)
             sockets.guard(sock)
         self._selector.register(self._ear, selectors.EVENT_READ, None)
-        self._arrivals = Arrivals(server, self._selector, wanted.token)
+        self._arrivals = Arrivals(server, self._selector, wanted.token, max(MOST_WAITING, place.world_size))
         self._thread = threading.Thread(target=self._serve, name="paceline-hub", daemon=True)
         self._thread.start()
 

@@ -13,6 +13,7 @@ import torch
 
 import paceline
 from paceline import session
+from paceline.checkpoints.content.directory import files_of
 from paceline.data.seeds import derived_seed
 from paceline.prepare.rng import RandomStream
 from paceline.profiling.clock import section
@@ -45,6 +46,8 @@ class Loop:
         """Batches of the epoch that is under way."""
         self._metrics = TrainingMetrics(self.callbacks.listens("on_training_workload_end"))
         self._validated_at = self._saved_at = -1
+        self._owes_validation = False
+        """One was due when training was asked to end: it is made up for when it goes on."""
         self._training: dict[str, Any] = {}
         self._validation: dict[str, Any] = {}
         self._score = Score()
@@ -92,6 +95,7 @@ class Loop:
         if goes_on:
             self._in_epoch = int(state.get("in_epoch", 0))
             self._validated_at = int(state.get("validated_at", -1))
+            self._owes_validation = bool(state.get("owes_validation", False))
             self._validation = dict(state.get("validation", {}))
             self._score = Score.of(state.get("best"))
             self._saved_at = self.lengths.batches
@@ -109,6 +113,8 @@ class Loop:
         """Until the length is reached, or something else ends it."""
         self._score.rank(plan.smaller_is_better, keeps_best=plan.checkpoint_policy == "best")
         if plan.step_zero_validation and self.lengths.batches == 0 and self._validated_at < 0:
+            self._validate(plan)
+        if self._owes_validation:
             self._validate(plan)
         reason: Reason | None = None
         while reason is None and not plan.max_length.is_over(self.lengths):
@@ -159,7 +165,9 @@ class Loop:
         reason: Reason | None = "preempted" if is_preempted else "stop requested" if is_stopped else None
         if reason is None and due.end:
             reason = "finished"
-        if (due.validation or due.end) and not is_preempted and self._validated_at != self.lengths.batches:
+        is_due = (due.validation or due.end) and self._validated_at != self.lengths.batches
+        self._owes_validation = is_due and is_preempted
+        if is_due and not is_preempted:
             with section(self._optimization.clock, "validation"):
                 self._validate(plan)
         if due.checkpoint and self._saved_at != self.lengths.batches:
@@ -205,7 +213,7 @@ class Loop:
         values |= self._context.reducers.reduce(False, self._ranks.allgather)
         self._context.reducers.reset(is_training=True)  # one may be for both: training begins to collect anew
         self.callbacks.tell("on_validation_end", values)
-        self._validated_at, self._validation = self.lengths.batches, values
+        self._validated_at, self._validation, self._owes_validation = self.lengths.batches, values, False
         self._tell(reported_names(values))
         is_best = self._score.take(plan.score_name(values), values)
         if plan.checkpoint_policy == "all" or (plan.checkpoint_policy == "best" and is_best):
@@ -242,8 +250,9 @@ class Loop:
                 state = self._state()
                 self.callbacks.tell("on_checkpoint_save_start", state)
                 if self.callbacks.listens("on_checkpoint_write_end"):
-                    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_")))
-                    self.callbacks.tell("on_checkpoint_write_end", directory)
+                    written = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_")))
+                    self.callbacks.tell("on_checkpoint_write_end", written)
+                    directory = written if any(files_of(written)) else None  # nobody has to write anything
             own = {"feed": self._feed.state(), "rng": self._feed.rng_state()}
             own["gradients"] = self._optimization.gradients()
             self._latest = self._score.save(state, directory, own, self.lengths.batches == self._validated_at)
@@ -261,6 +270,7 @@ class Loop:
             "in_epoch": self._in_epoch,
             "seed": self._seed,
             "validated_at": self._validated_at,
+            "owes_validation": self._owes_validation,
             "validation": self._validation,
             "best": self._score.as_state(),
             "trial": {
