@@ -119,6 +119,32 @@ def test_gradients_of_several_batches_are_one_step(tmp_path):
     assert trial.weights == pytest.approx([0.0, after[0], after[0], after[1], after[1], after[2]], abs=1e-6)
 
 
+def test_aggregation_may_change_between_two_lengths(tmp_path):
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        trial = OneWeight(context)
+        trainer = pytorch.Trainer(trial, context)
+        trainer.train_for(Batch(3), aggregation_frequency=2)
+        trainer.train_for(Batch(1), aggregation_frequency=1)
+    assert trial.weights[2] == trial.weights[1]
+    assert trial.weights[3] != trial.weights[2], "what waits is part of the next step"
+
+
+def test_gradients_that_wait_survive_a_validation_without_a_batch(tmp_path):
+    options = {"aggregation_frequency": 2}
+    whole, _ = train(tmp_path, Batch(4), **options)
+    _, part = train(tmp_path, Batch(3), checkpoint_policy="none", **options)
+
+    class Unvalidated(pytorch.PyTorchCallback):
+        def on_checkpoint_load_start(self, checkpoint):
+            checkpoint["validated_at"] = -1
+
+    again_options = {"latest_checkpoint": part.latest_checkpoint, "checkpoint_policy": "all", **options}
+    _, again = train(tmp_path, Batch(3), {"callbacks": {"u": Unvalidated()}}, **again_options)
+    assert again.latest_checkpoint != part.latest_checkpoint, "the validation was made up for, and saved"
+    rest, _ = train(tmp_path, Batch(4), latest_checkpoint=again.latest_checkpoint, **options)
+    assert rest.weights == whole.weights[3:]
+
+
 def test_gradients_are_added_up_if_wanted(tmp_path):
     trial, _ = train(tmp_path, Batch(2), aggregation_frequency=2, average_aggregated_gradients=False)
     [mean] = expected_weights([BATCHES[0] + BATCHES[1]])
@@ -486,6 +512,65 @@ def stops(config):
 def test_one_rank_asks_to_stop_and_all_do(workers):
     results = workers.run(stops, {})
     assert [(result.batches, result.reason) for result in results] == [(6, "stop requested")] * 2
+
+
+class Normalized(OneWeight):
+    """Its model has buffers, which DDP gives to all ranks; there is one batch to validate on, for rank 0."""
+
+    def __init__(self, context, **kwargs):
+        super().__init__(context, **kwargs)
+        self.norm = context.wrap_model(torch.nn.BatchNorm1d(1))
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        self.norm(batch)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch):
+        return {"mean": self.norm(batch).mean()}
+
+    def build_validation_data_loader(self):
+        return pytorch.DataLoader(Rows([1.0, 2.0]), 2)
+
+
+class AllAtOnce(Normalized):
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+    def evaluate_full_dataset(self, data_loader):
+        [batch] = data_loader
+        return {"mean": self.norm(batch).mean()}
+
+
+class Editing(pytorch.PyTorchCallback):
+    """On one rank only it takes every validation for as good as the first."""
+
+    def on_validation_end(self, metrics):
+        if paceline.world_rank() == 0:
+            metrics["mean"] = 5.0
+
+
+def normalized(config):
+    found = []
+    for kind in (Normalized, AllAtOnce):
+        with pytorch.init(hparams={"global_batch_size": 4}) as context:
+            trial = kind(context, callbacks={"editing": Editing()} if config.get("edits") else {})
+            result = pytorch.Trainer(trial, context).fit(
+                max_length=Batch(6), validation_period=Batch(2), aggregation_frequency=3, step_zero_validation=True
+            )
+            found.append((result.validation_metrics["mean"], trial.norm.running_mean.item(), result.latest_checkpoint))
+    return found
+
+
+def test_ranks_validate_differently_often(workers):
+    """One has no batch: nobody waits for it in the model's own collectives, and all have rank 0's statistics."""
+    mine, theirs = workers.run(normalized, {})
+    assert mine == theirs
+    assert mine[0][:2] == mine[1][:2]
+
+
+def test_hook_changes_metrics_on_one_rank_and_all_decide_alike(workers):
+    mine, theirs = workers.run(normalized, {"edits": True})
+    assert mine == theirs
+    assert [mean for mean, *_ in mine] == [5.0, 5.0]
 
 
 SCRIPT = """

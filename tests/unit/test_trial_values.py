@@ -6,6 +6,7 @@ import torch
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.pytorch.metrics import Partial, TrainingMetrics, ValidationMetrics, mean_over_ranks, over_ranks, reduced
+from paceline.pytorch.optimization import Optimization
 from paceline.pytorch.plan import Plan, reported_names
 from paceline.pytorch.reducers import MetricReducer, Reducers
 from paceline.pytorch.samplers import (
@@ -159,6 +160,27 @@ def test_scheduler_steps(mode, frequency, aggregation, expected):
 
 def test_scheduler_of_epochs_whose_length_nobody_knows():
     assert steps_at(StepMode.STEP_EVERY_EPOCH, 1, 1, is_known=False) == [5, 11, 17, 23]
+
+
+# --- mixed precision ------------------------------------------------------------------------------------------------
+
+
+def test_scaler_hears_of_steps_only():
+    """A trial may leave a batch out, as those do that train two models in turn."""
+    optimization = Optimization(aggregation_frequency=1)
+    scaler = optimization.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1))
+    optimization.is_automatic = True
+    model = optimization.wrap_model(torch.nn.Linear(1, 1), False, None)
+    sgd = optimization.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), 1, None)
+    scales = []
+    for batch in range(4):
+        optimization.begin_batch(batch)
+        if batch % 2:
+            optimization.backward(model(torch.ones(1, 1)).sum())
+            optimization.step(sgd, lambda params: torch.nn.utils.clip_grad_norm_(params, 0.5), True, None)
+        optimization.end_batch(Moment(batch, 0, None, None, False))
+        scales.append(scaler.get_scale())
+    assert scales == [8.0, 16.0, 16.0, 32.0]
 
 
 # --- samplers -------------------------------------------------------------------------------------------------------

@@ -192,19 +192,17 @@ class Loop:
     # --- validation ---------------------------------------------------------------------------------------------------
 
     def _validate(self, plan: Plan) -> None:
-        self._optimization.set_training(False)
         self._context.reducers.reset(is_training=False)
-        try:
+        with self._optimization.evaluating():
             self.callbacks.tell("on_validation_start")
             # With random numbers of its own: training goes on as if it had not been.
             stream = RandomStream(derived_seed("validation", self._seed, self.lengths.batches, self._ranks.rank))
             with torch.no_grad(), stream.lent():
                 values = self._whole(plan) if self._evaluation.is_whole else self._by_batch(plan)
-        finally:
-            self._optimization.set_training(True)
         values |= self._context.reducers.reduce(False, self._ranks.allgather)
         self._context.reducers.reset(is_training=True)  # one may be for both: training begins to collect anew
         self.callbacks.tell("on_validation_end", values)
+        values = self._ranks.broadcast(values)  # a hook may have changed them here only: all ranks decide alike
         self._validated_at, self._validation = self.lengths.batches, values
         self._tell(reported_names(values))
         is_best = self._score.take(plan.score_name(values), values)
@@ -245,7 +243,7 @@ class Loop:
                     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_")))
                     self.callbacks.tell("on_checkpoint_write_end", directory)
             own = {"feed": self._feed.state(), "rng": self._feed.rng_state()}
-            own["gradients"] = self._optimization.gradients()
+            own["gradients"] = self._optimization.gradients(self.lengths.batches)
             self._latest = self._score.save(state, directory, own, self.lengths.batches == self._validated_at)
         self._saved_at = self.lengths.batches
         self.callbacks.tell("on_checkpoint_upload_end", self._latest)
