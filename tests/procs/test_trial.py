@@ -320,18 +320,20 @@ def test_step_by_step(tmp_path):
 class Stream(torch.utils.data.IterableDataset):
     """Nobody knows how long it is."""
 
+    noise = False
+
     def __iter__(self):
-        return iter(torch.tensor([value]) for value in ROWS)
+        return iter(torch.tensor([value + self.noise * 0.01 * torch.rand(1).item()]) for value in ROWS)
 
 
-def test_loader_without_a_length(tmp_path):
+def test_loader_without_a_length(tmp_path, monkeypatch):
     class Streaming(OneWeight):
         def build_training_data_loader(self):
             return pytorch.DataLoader(Stream(), 4)
 
-    def run(length, **options):
-        with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
-            trial = Streaming(context)
+    def run(length, noise=False, **options):
+        with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path, seed=2) as context:
+            trial = Streaming(context, noise=noise)
             return trial, pytorch.Trainer(trial, context).fit(max_length=length, **options)
 
     trial, result = run(Epoch(2))
@@ -340,6 +342,13 @@ def test_loader_without_a_length(tmp_path):
     rest, _ = run(Epoch(2), latest_checkpoint=part.latest_checkpoint)
     assert rest.seen == [pytest.approx(batch) for batch in (BATCHES * 2)[4:]]
     assert result.epochs == 2
+    monkeypatch.setattr(Stream, "noise", True)
+    whole, _ = run(Batch(10), noise=True)
+    for stop in (4, 6):  # within an epoch, where the next batch was read ahead, and at its end
+        first, part = run(Batch(stop), noise=True)
+        second, _ = run(Batch(10), noise=True, latest_checkpoint=part.latest_checkpoint)
+        assert first.seen + second.seen == whole.seen
+        assert first.weights + second.weights == whole.weights
 
 
 def test_dataset_of_ours(tmp_path):
@@ -512,6 +521,60 @@ def stops(config):
 def test_one_rank_asks_to_stop_and_all_do(workers):
     results = workers.run(stops, {})
     assert [(result.batches, result.reason) for result in results] == [(6, "stop requested")] * 2
+
+
+class Shared(torch.utils.data.IterableDataset):
+    """Its author shares it out, and rank 0 has more."""
+
+    def __iter__(self):
+        rank = paceline.world_rank()
+        return iter(torch.tensor([float(value)]) for value in range(rank, 10 if rank == 0 else 7, 2))
+
+
+class SharedOut(OneWeight):
+    """Validation data as well: by the dataset, or by a sampler."""
+
+    by_sampler = False
+
+    def build_training_data_loader(self):
+        return pytorch.DataLoader(Shared(), 2)
+
+    def build_validation_data_loader(self):
+        if not self.by_sampler:
+            return pytorch.DataLoader(Shared(), 2)
+        sampler = torch.utils.data.DistributedSampler(Rows(), shuffle=False)
+        return torch.utils.data.DataLoader(Rows(), 2, sampler=sampler)
+
+    def evaluate_batch(self, batch):
+        return {"rows": len(batch)}
+
+    def evaluation_reducer(self):
+        return pytorch.Reducer.SUM
+
+
+def shared_out(config):
+    found, latest = [], None
+    for length, by_sampler in ((Batch(3), False), (Epoch(2), True)):
+        with pytorch.init(hparams={"global_batch_size": 4}) as context:
+            trial = SharedOut(context)
+            trial.by_sampler = by_sampler
+            result = pytorch.Trainer(trial, context).fit(
+                max_length=length, reporting_period=Record(5), latest_checkpoint=latest
+            )
+            latest = result.latest_checkpoint
+            found.append((trial.seen, (result.batches, result.epochs, result.records), result.validation_metrics))
+    return found
+
+
+def test_ranks_have_differently_many_batches(workers):
+    """An epoch ends with the first that has no more, on all ranks and after a restart too; nobody waits in vain."""
+    mine, theirs = workers.run(shared_out, {})
+    assert [seen for seen, *_ in mine] == [[[0.0, 2.0], [4.0, 6.0], [0.0, 2.0]], [[4.0, 6.0]]]
+    assert [seen for seen, *_ in theirs] == [[[1.0, 3.0], [5.0], [1.0, 3.0]], [[5.0]]]
+    for (_, *found), (_, *others) in zip(mine, theirs, strict=True):
+        assert found == others
+    assert [lengths for _, lengths, _ in mine] == [(3, 1, 11), (4, 2, 14)]
+    assert [metrics for *_, metrics in mine] == [{"rows": 8.0}, {"rows": 24.0}], "each row once"
 
 
 class Normalized(OneWeight):

@@ -16,7 +16,7 @@ from paceline.pytorch.samplers import (
     ReproducibleShuffleSampler,
     SkipSampler,
 )
-from paceline.pytorch.schedulers import Moment, StepMode, num_steps
+from paceline.pytorch.schedulers import Moment, StepMode, is_update, num_steps
 from paceline.pytorch.trial import Evaluation, PyTorchTrial, Reducer
 from paceline.pytorch.units import Batch, Epoch, Lengths, Record, TrainUnit, more
 
@@ -129,12 +129,14 @@ def test_names_of_a_validation():
 
 def steps_at(mode, frequency, aggregation, num_batches=24, epoch_length=6, is_known=True):
     """Batches, from 0 on, after which a scheduler steps, as often as it does."""
-    steps = []
+    steps, ended = [], 0
     for batch in range(num_batches):
         epoch, place = divmod(batch, epoch_length)
         left = epoch_length - 1 - place
-        moment = Moment(batch, epoch, left if is_known else None, epoch_length if is_known else None, left == 0)
-        steps += [batch] * num_steps(mode, frequency, moment, aggregation)
+        ended += left == 0
+        known = (left, epoch_length) if is_known else (None, None)
+        steps += [batch] * num_steps(mode, frequency, Moment(batch, epoch, *known, left == 0, ended), aggregation)
+        ended = 0 if is_update(batch, aggregation) else ended
     return steps
 
 
@@ -160,6 +162,9 @@ def test_scheduler_steps(mode, frequency, aggregation, expected):
 
 def test_scheduler_of_epochs_whose_length_nobody_knows():
     assert steps_at(StepMode.STEP_EVERY_EPOCH, 1, 1, is_known=False) == [5, 11, 17, 23]
+    assert steps_at(StepMode.STEP_EVERY_EPOCH, 1, 4, is_known=False) == [7, 11, 19, 23], "made up for, none is lost"
+    assert steps_at(StepMode.STEP_EVERY_EPOCH, 2, 4, is_known=False) == [11, 23]
+    assert steps_at(StepMode.STEP_EVERY_EPOCH, 1, 12, is_known=False) == [11, 11, 23, 23]
 
 
 # --- mixed precision ------------------------------------------------------------------------------------------------

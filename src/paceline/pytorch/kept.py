@@ -50,6 +50,8 @@ class Kept:
     gradients: list[Any]
     """That wait for further batches: this rank's, or those of all ranks if there are not as many."""
     rng: dict[str, Any] | None
+    random_ahead: dict[str, Any] | None
+    """As they were before the batch was read that comes next, if that was read ahead."""
     path: str | None
 
     def restore_generators(self) -> None:
@@ -64,7 +66,8 @@ def states_of_ranks(checkpoint: Mapping[str, Any]) -> Kept:
     own = parts[place.world_rank] if len(parts) == place.world_size else None
     feeds = [part["feed"] for part in there if part.get("feed") is not None]
     waiting = [part["gradients"] for part in ([own] if own else there) if part.get("gradients") is not None]
-    return Kept(feeds, waiting, None if own is None else own.get("rng"), getattr(checkpoint, "path", None))
+    random = {} if own is None else own
+    return Kept(feeds, waiting, random.get("rng"), random.get("random_ahead"), getattr(checkpoint, "path", None))
 
 
 class Score:

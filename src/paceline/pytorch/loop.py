@@ -14,12 +14,13 @@ import torch
 import paceline
 from paceline import session
 from paceline.data.seeds import derived_seed
+from paceline.prepare.reproducibility import rng_state
 from paceline.prepare.rng import RandomStream
 from paceline.profiling.clock import section
 from paceline.pytorch import metrics as metric_values
 from paceline.pytorch.callbacks import Callbacks
 from paceline.pytorch.context import PyTorchTrialContext
-from paceline.pytorch.feeding import training_feed
+from paceline.pytorch.feeding import TrainingFeed, source_of
 from paceline.pytorch.kept import Kept, Score, found_in, states_of_ranks
 from paceline.pytorch.loader import check_loader, for_validation
 from paceline.pytorch.metrics import TrainingMetrics, ValidationMetrics
@@ -78,7 +79,7 @@ class Loop:
         place, is_own = session.place(), not self._context.shares_out
         loader = self._trial.build_training_data_loader()
         check_loader(loader, "build_training_data_loader()", is_own)
-        self._feed = training_feed(loader, self._trial, place, seed, is_own)
+        self._feed = TrainingFeed(source_of(loader, self._trial, place, seed, is_own), self._ranks.allgather)
         self._leaving.callback(self._feed.close)
         held_out = self._trial.build_validation_data_loader()
         check_loader(held_out, "build_validation_data_loader()", is_own)
@@ -96,8 +97,7 @@ class Loop:
             self._score = Score.of(state.get("best"))
             self._saved_at = self.lengths.batches
             self._latest = own.path
-            if own.feeds:
-                self._feed.restore(own.feeds, is_within_epoch=self._in_epoch > 0)
+            self._feed.restore(own.feeds, self._in_epoch > 0, own.random_ahead)
             if own.gradients:
                 self._optimization.restore_gradients(own.gradients)
         own.restore_generators()
@@ -242,7 +242,7 @@ class Loop:
                 if self.callbacks.listens("on_checkpoint_write_end"):
                     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_")))
                     self.callbacks.tell("on_checkpoint_write_end", directory)
-            own = {"feed": self._feed.state(), "rng": self._feed.rng_state()}
+            own = {"feed": self._feed.state(), "rng": rng_state(), "random_ahead": self._feed.random_ahead()}
             own["gradients"] = self._optimization.gradients(self.lengths.batches)
             self._latest = self._score.save(state, directory, own, self.lengths.batches == self._validated_at)
         self._saved_at = self.lengths.batches

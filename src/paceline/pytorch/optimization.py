@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,8 @@ class Optimization:
         self.averages = True
         self.is_update = True
         """Whether the optimizers step at the batch that is under way."""
+        self._num_ended = 0
+        """Epochs that ended since the optimizers stepped."""
         self._is_scale_used = False
         """Whether an optimizer stepped in this batch by the automatic scaler, which has to hear of that, and of nothing
         else: some trials step only now and then."""
@@ -169,6 +171,10 @@ class Optimization:
         if self._is_scale_used and self.scaler is not None:
             self.scaler.update()
             self._is_scale_used = False
+        self._num_ended += moment.is_epoch_end
+        moment = replace(moment, num_ended=self._num_ended)
+        if self.is_update:
+            self._num_ended = 0
         for one in self.schedulers:
             for _ in range(num_steps(one.step_mode, one.frequency, moment, self.aggregation_frequency)):
                 one.scheduler.step()
@@ -209,6 +215,7 @@ class Optimization:
             "models": [unwrap_model(model).state_dict() for model in self.models],
             "optimizers": [one.state_dict() for one in self.optimizers],
             "lr_schedulers": [one.scheduler.state_dict() for one in self.schedulers],
+            "epochs_ended": self._num_ended,
         }
         return made if self.scaler is None else {**made, "scaler": self.scaler.state_dict()}
 
@@ -222,6 +229,7 @@ class Optimization:
             _check_number(name, len(parts), len(state.get(name, ())))
             for part, kept in zip(parts, state.get(name, ()), strict=True):
                 part.load_state_dict(kept)
+        self._num_ended = int(state.get("epochs_ended", 0))
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
 
