@@ -62,6 +62,25 @@ def test_policy_decides_which_checkpoints_stay(tmp_path, policy, expected):
     assert paceline.read_checkpoint(result.latest_checkpoint)["batches"] == 8
 
 
+def test_best_checkpoint_is_there(tmp_path):
+    """Of equals the newest stays, and is what the result names; after a restart it is still known."""
+
+    class Constant(OneWeight):
+        def evaluate_batch(self, batch):
+            return {"accuracy": 1.0 if self.context.current_train_batch() < 6 else 2.0}
+
+    def run(length, **options):
+        with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+            fit = pytorch.Trainer(Constant(context), context).fit
+            return fit(max_length=Batch(length), validation_period=Batch(2), **options)
+
+    result = run(6)
+    [info] = load_run(result.run_dir).checkpoints
+    assert result.best_checkpoint == result.latest_checkpoint == info.path
+    again = run(8, latest_checkpoint=result.latest_checkpoint)
+    assert (again.best_validation, again.best_checkpoint) == (1.0, result.best_checkpoint)
+
+
 def test_all_checkpoints_stay_if_nobody_can_tell_which_is_best(tmp_path, caplog):
     class Unclear(OneWeight):
         def evaluate_batch(self, batch):
@@ -278,6 +297,29 @@ def test_warm_start_takes_weights_and_begins_at_the_first_batch(tmp_path):
     assert after.batches == 3
 
 
+def test_checkpoint_itself_may_be_given(tmp_path):
+    _, result = train(tmp_path, Batch(4))
+    trial, _ = train(tmp_path, Batch(5), latest_checkpoint=paceline.read_checkpoint(result.latest_checkpoint))
+    assert trial.seen == [pytest.approx(BATCHES[4])]
+    with pytest.raises(ArgumentTypeError, match=r"latest_checkpoint=...\) is a int; expected a checkpoint's path"):
+        train(tmp_path, Batch(5), latest_checkpoint=3)
+
+
+def test_what_a_checkpoint_cannot_hold_is_left_out(tmp_path):
+    class Odd(OneWeight):
+        def __init__(self, context):
+            super().__init__(context)
+            self.odd = context.wrap_reducer(lambda values: object(), "odd", for_training=False)
+
+    hparams = {"global_batch_size": 4, "activation": torch.nn.ReLU}
+    with pytorch.init(hparams=hparams, logdir=tmp_path) as context:
+        result = pytorch.Trainer(Odd(context), context).fit(max_length=Batch(1))
+    checkpoint = paceline.read_checkpoint(result.latest_checkpoint)
+    assert checkpoint["trial"]["hparams"] == {"global_batch_size": 4}
+    assert list(checkpoint["validation"]) == ["validation_loss"]
+    assert list(result.validation_metrics) == ["validation_loss", "odd"]
+
+
 def test_nothing_is_left_to_train(tmp_path):
     _, result = train(tmp_path, Batch(5))
     trial, again = train(tmp_path, Batch(5), latest_checkpoint=result.latest_checkpoint)
@@ -302,6 +344,8 @@ def test_test_mode_trains_validates_and_saves_once(tmp_path):
     assert len(trial.seen) == 1
     assert "validation_epoch_end 1" in noting.notes
     assert len(load_run(result.run_dir).checkpoints) == 1
+    trial, result = train(tmp_path, Epoch(50), test_mode=True, latest_checkpoint=result.latest_checkpoint)
+    assert (len(trial.seen), result.batches) == (1, 2), "one further batch"
 
 
 def test_step_by_step(tmp_path):
@@ -315,6 +359,24 @@ def test_step_by_step(tmp_path):
         assert trainer.fit(max_length=Batch(8)).batches == 8
     assert trial.weights == pytest.approx(expected_weights((BATCHES * 2)[:8]), abs=1e-6)
     assert noting.notes.count("trial_shutdown") == 1
+
+
+def test_fit_again_goes_on(tmp_path):
+    """In the middle of an epoch and of gradients that wait, as if it had been one."""
+    kwargs, options = {"noise": True, "shuffle": True}, {"aggregation_frequency": 2}
+    whole, _ = train(tmp_path, Batch(12), kwargs, init={"seed": 3}, **options)
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path, seed=3) as context:
+        noting = Noting()
+        trial = OneWeight(context, callbacks={"n": noting}, **kwargs)
+        trainer = pytorch.Trainer(trial, context)
+        trainer.fit(max_length=Batch(5), **options)
+        trainer.fit(max_length=Batch(8), **options)
+        assert trainer.fit(max_length=Batch(8), **options).batches == 8, "nothing is left"
+        result = trainer.train_for(Batch(4), **options)
+    assert trial.weights == whole.weights
+    assert trial.indices == whole.indices
+    assert (result.batches, result.epochs) == (12, 2)
+    assert noting.notes.count("trial_startup 8 checkpoint_000002") == 2
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -575,6 +637,75 @@ def test_ranks_have_differently_many_batches(workers):
         assert found == others
     assert [lengths for _, lengths, _ in mine] == [(3, 1, 11), (4, 2, 14)]
     assert [metrics for *_, metrics in mine] == [{"rows": 8.0}, {"rows": 24.0}], "each row once"
+
+
+class Texts(OneWeight):
+    """Metrics of which there is no mean, not over ranks either."""
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        return {**metrics, "text": "a", "ragged": torch.zeros(1 + self.context.distributed.rank)}
+
+
+class Remembering(pytorch.PyTorchCallback):
+    def on_training_workload_end(self, avg_metrics, batch_metrics):
+        self.found = avg_metrics, batch_metrics
+
+    def on_checkpoint_upload_end(self, uuid):
+        assert paceline.read_checkpoint(uuid)["batches"] == 2, "it is there"
+
+
+def looked_at(config):
+    """Rank 0 looks at the checkpoint's trial by itself, while the other is elsewhere."""
+    remembering = Remembering()
+    with pytorch.init(hparams={"global_batch_size": 4}) as context:
+        trial = Texts(context, callbacks={"r": remembering})
+        result = pytorch.Trainer(trial, context).fit(max_length=Batch(2))
+        if context.distributed.is_chief:
+            loaded = pytorch.load_trial_from_checkpoint_path(result.latest_checkpoint, OneWeight)
+            assert loaded.weight() == trial.weight()
+    return remembering.found
+
+
+def test_metrics_without_a_mean_and_a_trial_for_one_rank(workers):
+    for means, batches in workers.run(looked_at, {}):
+        assert means == {"loss": pytest.approx(1.574118), "text": None, "ragged": None}
+        assert [(one["text"], one["ragged"]) for one in batches] == [(None, None)] * 2
+
+
+def two_in_a_row(config):
+    weights = []
+    with pytorch.init(hparams={"global_batch_size": 4}) as context:
+        is_new = paceline.load_checkpoint() is None
+        for number in range(2):
+            trial = OneWeight(context)
+            original = trial.train_batch
+
+            def train_batch(batch, epoch_idx, batch_idx, number=number, original=original):
+                if is_new and (number, batch_idx) == (1, 4):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(batch, epoch_idx, batch_idx)
+
+            trial.train_batch = train_batch
+            trial.callbacks = {"settled": Settled()}
+            pytorch.Trainer(trial, context).fit(max_length=Batch(6), checkpoint_period=Batch(3))
+            weights.append(trial.weights)
+    return weights
+
+
+class Settled(pytorch.PyTorchCallback):
+    """Makes training wait for every checkpoint."""
+
+    def on_checkpoint_upload_end(self, uuid):
+        pass
+
+
+def test_second_trainer_of_a_run_is_killed():
+    """The first does not take the other's checkpoint for its own; the second goes on."""
+    with Trainer(backend="torch", engine="local", num_workers=1, max_retries=1) as trainer:
+        [(first, second)] = trainer.run(two_in_a_row, {})
+    assert first == pytest.approx(expected_weights(BATCHES), abs=1e-6)
+    assert second == pytest.approx(expected_weights(BATCHES)[3:], abs=1e-6)
 
 
 class Normalized(OneWeight):

@@ -250,6 +250,42 @@ def test_what_has_no_mean_is_none():
     assert metrics.take()[0] == {"text": None, "loss": 1.0}
 
 
+def test_nothing_is_no_number():
+    metrics = TrainingMetrics(keeps_batches=False)
+    for value in (None, 1.0):
+        metrics.add({"sometimes": value, "digits": "1.5"})
+    assert metrics.take()[0] == {"sometimes": None, "digits": None}
+
+
+def test_metrics_are_what_they_were_at_their_batch():
+    """Not what the parameter, its part, the buffer or the array has become since."""
+    weight, buffer, array = torch.nn.Parameter(torch.zeros(2)), torch.zeros(()), np.zeros(())
+    training, validation = TrainingMetrics(keeps_batches=False), ValidationMetrics()
+    for _ in range(3):
+        found = {"weight": weight, "part": weight[0], "buffer": buffer, "loss": (2 * weight).sum()}
+        training.add({**found, "array": array})
+        validation.add(found, 1)
+        with torch.no_grad():
+            weight += 1
+            buffer += 1
+            array += 1
+    means, _ = training.take()
+    assert means.pop("weight").tolist() == [1.0, 1.0]
+    assert means == {"part": 1.0, "buffer": 1.0, "loss": 4.0, "array": 1.0}
+    assert [one["buffer"].item() for one in validation.outputs] == [0.0, 1.0, 2.0]
+    assert [one["weight"].tolist() for one in validation.outputs] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
+def test_metrics_may_be_of_low_precision():
+    low = torch.tensor([1.5], dtype=torch.bfloat16)
+    training, validation = TrainingMetrics(keeps_batches=True), ValidationMetrics()
+    for value in (low, torch.ones(2, dtype=torch.bfloat16)):
+        training.add({"ragged": value})
+    assert training.take()[0] == {"ragged": None}
+    validation.add({"loss": low}, 1)
+    assert over_ranks([validation.partial(lambda names: {"loss": Reducer.AVG})])["loss"].tolist() == [1.5]
+
+
 def test_metrics_have_the_same_names_each_time():
     metrics = TrainingMetrics(keeps_batches=False)
     metrics.add({"loss": 1.0})
@@ -264,6 +300,7 @@ def test_mean_over_ranks_leaves_out_who_has_none():
         "a": 2.0,
         "b": None,
     }
+    assert mean_over_ranks([{"a": "x", "b": np.zeros(1)}, {"a": "y", "b": np.zeros(2)}]) == {"a": None, "b": None}
 
 
 VALUES, BATCHES = [0.25, 0.5, 0.75, 1, 25.5, 1.9], [1, 2, 5, 4, 5, 6]
@@ -393,6 +430,14 @@ def test_trial_has_one_way_to_be_validated():
             Evaluation(trial)
     with pytest.raises(ArgumentTypeError, match="The trial is a int"):
         Evaluation(3)
+
+
+def test_validation_returns_metrics():
+    assert Evaluation(Whole()).whole([]) == {}
+    nothing = Whole()
+    nothing.evaluate_full_dataset = lambda data_loader: None
+    with pytest.raises(ArgumentTypeError, match=r"evaluate_full_dataset.. returned a NoneType"):
+        Evaluation(nothing).whole([])
 
 
 def test_evaluate_batch_may_want_the_index():

@@ -65,6 +65,8 @@ class Optimization:
         self._is_scale_used = False
         """Whether an optimizer stepped in this batch by the automatic scaler, which has to hear of that, and of nothing
         else: some trials step only now and then."""
+        self.is_alone = False
+        """Whether models stay this rank's own affair, for a trial that trains nothing."""
         self.clock: Clock | None = None
         """Of a profiler, while it measures."""
 
@@ -81,7 +83,7 @@ class Optimization:
         if self.is_automatic:
             device = get_device()
             run_in_autocast(unwrap_model(model), device.type, "fp16" if device.type == "cuda" else "bf16")
-        made: Any = prepare_model(model, ddp_kwargs=ddp_kwargs)
+        made: Any = prepare_model(model, wrap_ddp=not self.is_alone, ddp_kwargs=ddp_kwargs)
         self.models.append(made)
         if compile:
             made = torch.compile(made, **(compile if isinstance(compile, dict) else {}))
