@@ -75,9 +75,40 @@ def test_rank_is_killed_and_every_row_is_there_once(tmp_path):
         )
 
     with Trainer(backend="torch", engine="local", num_workers=2, max_retries=1) as trainer:
-        trainer.run(process, {"out": str(tmp_path / "out")})
+        found = trainer.run(process, {"out": str(tmp_path / "out")})
     assert [event["kind"] for event in paceline.load_run(trainer.latest_run_dir).events].count("restart") == 1
     assert written(tmp_path / "out") == EXPECTED
+    assert found == [{"total": sum(range(NUM_ROWS))}] * 2, "what was collected before counts, and once"
+
+
+class Few(Doubling):
+    def on_finish(self):
+        assert self.context.distributed.size == 2
+
+
+def test_fewer_rows_than_ranks(tmp_path):
+    def process(config):
+        rows = torch.utils.data.Subset(Numbers(), [7])
+        return pytorch.torch_batch_process(Few, rows, 4, checkpoint_interval=1, output_dir=config["out"])
+
+    with Trainer(backend="torch", engine="local", num_workers=2) as trainer:
+        assert trainer.run(process, {"out": str(tmp_path / "out")}) == [{"total": 7}] * 2
+    assert written(tmp_path / "out") == [14]
+
+
+class Stopping(Doubling):
+    def process_batch(self, batch, batch_idx):
+        super().process_batch(batch, batch_idx)
+        if batch_idx == 3:  # it has been looked at once by then
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_asked_to_stop_it_does_so_after_a_checkpoint(tmp_path):
+    with pytest.raises(SystemExit):
+        pytorch.torch_batch_process(
+            Stopping, Numbers(), 4, checkpoint_interval=3, output_dir=tmp_path / "out", logdir=tmp_path
+        )
+    assert written(tmp_path / "out") == EXPECTED[:24]
 
 
 @pytest.mark.parametrize(

@@ -369,6 +369,17 @@ def test_reducers_put_ranks_together_in_the_order_of_batches():
     assert ranks[0].reduce(False, lambda own: [own]) == {"all": [], "count": 0}
 
 
+def test_reducers_go_on_after_restarts():
+    """What ranks had before counts like that of further ranks, and comes first."""
+    reducers = Reducers()
+    listed = reducers.wrap(list, "all", True, True)
+    reducers.wrap(Counting(), "count", True, True).count = 10
+    listed.update(5)
+    assert reducers.state(is_training=False) == [[5], 10]
+    reducers.former = [[[[0, 2], 1], [[1], 2]], [[[3, 4], 3]]]
+    assert reducers.reduce(False, lambda own: [own]) == {"all": [0, 1, 2, 3, 4, 5], "count": 16}
+
+
 def test_reducers_that_are_wrong():
     reducers, counting = Reducers(), Counting()
     reducers.wrap(counting, "n", True, True)
