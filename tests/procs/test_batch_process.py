@@ -10,6 +10,7 @@ import torch
 import paceline
 from paceline import Trainer, pytorch
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.pytorch.batch_process import discard_from
 
 NUM_ROWS = 101
 
@@ -79,6 +80,15 @@ def test_rank_is_killed_and_every_row_is_there_once(tmp_path):
     assert [event["kind"] for event in paceline.load_run(trainer.latest_run_dir).events].count("restart") == 1
     assert written(tmp_path / "out") == EXPECTED
     assert found == [{"total": sum(range(NUM_ROWS))}] * 2, "what was collected before counts, and once"
+
+
+def test_what_was_made_after_the_checkpoint_is_thrown_away(tmp_path):
+    """By whichever ranks there were, finished or not; nothing else."""
+    names = ["rank_0_part_000001", "rank_0_part_000002", "rank_7_part_000003", ".rank_1_part_000002", "mine"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    discard_from(tmp_path, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"rank_0_part_000001", "mine"}
 
 
 class Few(Doubling):

@@ -255,6 +255,42 @@ def test_hooks_come_in_their_order(tmp_path):
     ]  # fmt: skip
 
 
+def test_epoch_that_is_continued_does_not_begin(tmp_path):
+    _, result = train(tmp_path, Batch(4))
+    noting = Noting()
+    train(tmp_path, Batch(7), {"callbacks": {"n": noting}}, latest_checkpoint=result.latest_checkpoint)
+    assert [note for note in noting.notes if note.startswith("epoch_")] == ["epoch_end 0", "epoch_start 1"]
+
+
+def test_asked_to_stop_at_the_last_batch(tmp_path):
+    """It does not validate any more; that is made up for by whoever goes on."""
+
+    class Stopping(OneWeight):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            if batch_idx == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(SystemExit), pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        result = pytorch.Trainer(Stopping(context), context).fit(max_length=Batch(4))
+    assert (result.batches, result.reason, result.validation_metrics) == (4, "preempted", {})
+    trial, again = train(tmp_path, Batch(4), latest_checkpoint=result.latest_checkpoint)
+    assert trial.seen == []
+    assert (again.reason, list(again.validation_metrics)) == ("finished", ["validation_loss"])
+
+
+def test_context_knows_where_an_epoch_begins_and_ends(tmp_path):
+    class Asking(OneWeight):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            asked = self.context
+            assert (asked.current_train_batch(), asked.current_train_epoch()) == (batch_idx, epoch_idx)
+            assert (asked.is_epoch_start(), asked.is_epoch_end()) == (batch_idx % 6 == 0, batch_idx % 6 == 5)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        assert pytorch.Trainer(Asking(context), context).fit(max_length=Batch(8)).batches == 8
+
+
 def test_counts_of_workloads_validations_and_checkpoints(tmp_path):
     for periods, expected in (
         ({}, (1, 1, 1)),
@@ -336,6 +372,11 @@ def test_records_and_step_zero(tmp_path):
     _, result = train(tmp_path, Record(30), {"callbacks": {"n": noting}}, step_zero_validation=True)
     assert (result.batches, result.records) == (8, 32)
     assert noting.notes[2:6] == VALIDATED
+
+
+def test_rows_of_a_short_batch_are_counted_once(tmp_path):
+    _, result = train(tmp_path, Epoch(2), {"rows": ROWS[:10]})
+    assert (result.batches, result.records) == (6, 20)
 
 
 def test_test_mode_trains_validates_and_saves_once(tmp_path):
@@ -475,6 +516,11 @@ def test_two_ranks_compute_what_one_does(workers, tmp_path):
     run = load_run(workers.latest_run_dir)
     assert run.status.state == "SUCCEEDED"
     assert (result.batches, result.epochs, result.records) == (12, 2, 48)
+
+
+def test_ranks_shuffle_alike_without_a_seed(workers):
+    (mine, _, _), (theirs, _, _) = workers.run(in_worker, {"length": 6, "trial": {"shuffle": True}})
+    assert sorted(value for batch in mine + theirs for value in batch) == pytest.approx(ROWS), "each row once"
 
 
 def test_rank_is_killed_and_the_trial_goes_on_as_if_nothing_had_been():

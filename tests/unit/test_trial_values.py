@@ -188,6 +188,37 @@ def test_scaler_hears_of_steps_only():
     assert scales == [8.0, 16.0, 16.0, 32.0]
 
 
+# --- optimizers -----------------------------------------------------------------------------------------------------
+
+
+def test_optimizer_may_add_up_where_others_average_and_is_clipped_after_that():
+    optimization = Optimization(aggregation_frequency=2)
+    model = optimization.wrap_model(torch.nn.Linear(1, 1, bias=False), False, None)
+    model.weight.data.fill_(0.0)
+    sgd = optimization.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), 1, averages=False)
+    clipped = []
+
+    def clip(params):
+        clipped.extend(parameter.grad.item() for parameter in params)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)
+
+    for batch in range(2):
+        optimization.begin_batch(batch)
+        optimization.backward(model(torch.ones(1, 1)).sum())
+        optimization.step(sgd, clip, True, None)
+    assert clipped == [2.0]
+    assert model.weight.item() == -1.5
+
+
+def test_gradients_of_other_ranks_are_averaged():
+    optimization = Optimization(aggregation_frequency=2)
+    model = optimization.wrap_model(torch.nn.Linear(1, 1), False, None)
+    optimization.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), 1, None)
+    optimization.restore_gradients([[[torch.tensor([[1.0]]), None]], [[torch.tensor([[4.0]]), None]]])
+    assert model.weight.grad.tolist() == [[2.5]]
+    assert model.bias.grad is None
+
+
 # --- samplers -------------------------------------------------------------------------------------------------------
 
 

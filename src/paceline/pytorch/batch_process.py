@@ -122,7 +122,7 @@ def torch_batch_process(
         batches = shard.to_torch(batch_size, rest="uneven", **options)
         part, done = _go_on(shard, context.reducers)
         if ranks.is_chief:
-            _discard_from(output, part)
+            discard_from(output, part)
         ranks.allgather(None)
         context.begin_part(part)
         processor = batch_processor_cls(context)
@@ -183,7 +183,7 @@ def _go_on(shard: Shard, reducers: Reducers) -> tuple[int, int]:
     return max(int(part["part"]) for part in parts), max(int(part["done"]) for part in parts)
 
 
-def _discard_from(output: Path, part: int) -> None:
+def discard_from(output: Path, part: int) -> None:
     """What was finished and not saved any more is made again, by other ranks perhaps."""
     for path in output.glob("*rank_*_part_*"):
         number = path.name.rpartition("_")[2]
