@@ -10,6 +10,7 @@ import torch
 import paceline
 from paceline import Trainer, pytorch
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.pytorch.batch_process import discard_from
 
 NUM_ROWS = 101
 
@@ -75,9 +76,49 @@ def test_rank_is_killed_and_every_row_is_there_once(tmp_path):
         )
 
     with Trainer(backend="torch", engine="local", num_workers=2, max_retries=1) as trainer:
-        trainer.run(process, {"out": str(tmp_path / "out")})
+        found = trainer.run(process, {"out": str(tmp_path / "out")})
     assert [event["kind"] for event in paceline.load_run(trainer.latest_run_dir).events].count("restart") == 1
     assert written(tmp_path / "out") == EXPECTED
+    assert found == [{"total": sum(range(NUM_ROWS))}] * 2, "what was collected before counts, and once"
+
+
+def test_what_was_made_after_the_checkpoint_is_thrown_away(tmp_path):
+    """By whichever ranks there were, finished or not; nothing else."""
+    names = ["rank_0_part_000001", "rank_0_part_000002", "rank_7_part_000003", ".rank_1_part_000002", "mine"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    discard_from(tmp_path, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"rank_0_part_000001", "mine"}
+
+
+class Few(Doubling):
+    def on_finish(self):
+        assert self.context.distributed.size == 2
+
+
+def test_fewer_rows_than_ranks(tmp_path):
+    def process(config):
+        rows = torch.utils.data.Subset(Numbers(), [7])
+        return pytorch.torch_batch_process(Few, rows, 4, checkpoint_interval=1, output_dir=config["out"])
+
+    with Trainer(backend="torch", engine="local", num_workers=2) as trainer:
+        assert trainer.run(process, {"out": str(tmp_path / "out")}) == [{"total": 7}] * 2
+    assert written(tmp_path / "out") == [14]
+
+
+class Stopping(Doubling):
+    def process_batch(self, batch, batch_idx):
+        super().process_batch(batch, batch_idx)
+        if batch_idx == 3:  # it has been looked at once by then
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_asked_to_stop_it_does_so_after_a_checkpoint(tmp_path):
+    with pytest.raises(SystemExit):
+        pytorch.torch_batch_process(
+            Stopping, Numbers(), 4, checkpoint_interval=3, output_dir=tmp_path / "out", logdir=tmp_path
+        )
+    assert written(tmp_path / "out") == EXPECTED[:24]
 
 
 @pytest.mark.parametrize(

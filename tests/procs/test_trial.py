@@ -62,6 +62,25 @@ def test_policy_decides_which_checkpoints_stay(tmp_path, policy, expected):
     assert paceline.read_checkpoint(result.latest_checkpoint)["batches"] == 8
 
 
+def test_best_checkpoint_is_there(tmp_path):
+    """Of equals the newest stays, and is what the result names; after a restart it is still known."""
+
+    class Constant(OneWeight):
+        def evaluate_batch(self, batch):
+            return {"accuracy": 1.0 if self.context.current_train_batch() < 6 else 2.0}
+
+    def run(length, **options):
+        with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+            fit = pytorch.Trainer(Constant(context), context).fit
+            return fit(max_length=Batch(length), validation_period=Batch(2), **options)
+
+    result = run(6)
+    [info] = load_run(result.run_dir).checkpoints
+    assert result.best_checkpoint == result.latest_checkpoint == info.path
+    again = run(8, latest_checkpoint=result.latest_checkpoint)
+    assert (again.best_validation, again.best_checkpoint) == (1.0, result.best_checkpoint)
+
+
 def test_all_checkpoints_stay_if_nobody_can_tell_which_is_best(tmp_path, caplog):
     class Unclear(OneWeight):
         def evaluate_batch(self, batch):
@@ -117,6 +136,32 @@ def test_gradients_of_several_batches_are_one_step(tmp_path):
     unions = [BATCHES[0] + BATCHES[1], BATCHES[2] + BATCHES[3], BATCHES[4] + BATCHES[5]]
     after = expected_weights(unions)
     assert trial.weights == pytest.approx([0.0, after[0], after[0], after[1], after[1], after[2]], abs=1e-6)
+
+
+def test_aggregation_may_change_between_two_lengths(tmp_path):
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        trial = OneWeight(context)
+        trainer = pytorch.Trainer(trial, context)
+        trainer.train_for(Batch(3), aggregation_frequency=2)
+        trainer.train_for(Batch(1), aggregation_frequency=1)
+    assert trial.weights[2] == trial.weights[1]
+    assert trial.weights[3] != trial.weights[2], "what waits is part of the next step"
+
+
+def test_gradients_that_wait_survive_a_validation_without_a_batch(tmp_path):
+    options = {"aggregation_frequency": 2}
+    whole, _ = train(tmp_path, Batch(4), **options)
+    _, part = train(tmp_path, Batch(3), checkpoint_policy="none", **options)
+
+    class Unvalidated(pytorch.PyTorchCallback):
+        def on_checkpoint_load_start(self, checkpoint):
+            checkpoint["validated_at"] = -1
+
+    again_options = {"latest_checkpoint": part.latest_checkpoint, "checkpoint_policy": "all", **options}
+    _, again = train(tmp_path, Batch(3), {"callbacks": {"u": Unvalidated()}}, **again_options)
+    assert again.latest_checkpoint != part.latest_checkpoint, "the validation was made up for, and saved"
+    rest, _ = train(tmp_path, Batch(4), latest_checkpoint=again.latest_checkpoint, **options)
+    assert rest.weights == whole.weights[3:]
 
 
 def test_gradients_are_added_up_if_wanted(tmp_path):
@@ -219,6 +264,42 @@ def test_callback_may_write_no_files(tmp_path):
     assert paceline.read_checkpoint(result.latest_checkpoint).directory is None
 
 
+def test_epoch_that_is_continued_does_not_begin(tmp_path):
+    _, result = train(tmp_path, Batch(4))
+    noting = Noting()
+    train(tmp_path, Batch(7), {"callbacks": {"n": noting}}, latest_checkpoint=result.latest_checkpoint)
+    assert [note for note in noting.notes if note.startswith("epoch_")] == ["epoch_end 0", "epoch_start 1"]
+
+
+def test_asked_to_stop_at_the_last_batch(tmp_path):
+    """It does not validate any more; that is made up for by whoever goes on."""
+
+    class Stopping(OneWeight):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            if batch_idx == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(SystemExit), pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        result = pytorch.Trainer(Stopping(context), context).fit(max_length=Batch(4))
+    assert (result.batches, result.reason, result.validation_metrics) == (4, "preempted", {})
+    trial, again = train(tmp_path, Batch(4), latest_checkpoint=result.latest_checkpoint)
+    assert trial.seen == []
+    assert (again.reason, list(again.validation_metrics)) == ("finished", ["validation_loss"])
+
+
+def test_context_knows_where_an_epoch_begins_and_ends(tmp_path):
+    class Asking(OneWeight):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            asked = self.context
+            assert (asked.current_train_batch(), asked.current_train_epoch()) == (batch_idx, epoch_idx)
+            assert (asked.is_epoch_start(), asked.is_epoch_end()) == (batch_idx % 6 == 0, batch_idx % 6 == 5)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        assert pytorch.Trainer(Asking(context), context).fit(max_length=Batch(8)).batches == 8
+
+
 def test_counts_of_workloads_validations_and_checkpoints(tmp_path):
     for periods, expected in (
         ({}, (1, 1, 1)),
@@ -285,6 +366,29 @@ def test_warm_start_takes_weights_and_begins_at_the_first_batch(tmp_path):
     assert after.batches == 3
 
 
+def test_checkpoint_itself_may_be_given(tmp_path):
+    _, result = train(tmp_path, Batch(4))
+    trial, _ = train(tmp_path, Batch(5), latest_checkpoint=paceline.read_checkpoint(result.latest_checkpoint))
+    assert trial.seen == [pytest.approx(BATCHES[4])]
+    with pytest.raises(ArgumentTypeError, match=r"latest_checkpoint=...\) is a int; expected a checkpoint's path"):
+        train(tmp_path, Batch(5), latest_checkpoint=3)
+
+
+def test_what_a_checkpoint_cannot_hold_is_left_out(tmp_path):
+    class Odd(OneWeight):
+        def __init__(self, context):
+            super().__init__(context)
+            self.odd = context.wrap_reducer(lambda values: object(), "odd", for_training=False)
+
+    hparams = {"global_batch_size": 4, "activation": torch.nn.ReLU}
+    with pytorch.init(hparams=hparams, logdir=tmp_path) as context:
+        result = pytorch.Trainer(Odd(context), context).fit(max_length=Batch(1))
+    checkpoint = paceline.read_checkpoint(result.latest_checkpoint)
+    assert checkpoint["trial"]["hparams"] == {"global_batch_size": 4}
+    assert list(checkpoint["validation"]) == ["validation_loss"]
+    assert list(result.validation_metrics) == ["validation_loss", "odd"]
+
+
 def test_nothing_is_left_to_train(tmp_path):
     _, result = train(tmp_path, Batch(5))
     trial, again = train(tmp_path, Batch(5), latest_checkpoint=result.latest_checkpoint)
@@ -303,12 +407,19 @@ def test_records_and_step_zero(tmp_path):
     assert noting.notes[2:6] == VALIDATED
 
 
+def test_rows_of_a_short_batch_are_counted_once(tmp_path):
+    _, result = train(tmp_path, Epoch(2), {"rows": ROWS[:10]})
+    assert (result.batches, result.records) == (6, 20)
+
+
 def test_test_mode_trains_validates_and_saves_once(tmp_path):
     noting = Noting()
     trial, result = train(tmp_path, Epoch(50), {"callbacks": {"n": noting}}, test_mode=True)
     assert len(trial.seen) == 1
     assert "validation_epoch_end 1" in noting.notes
     assert len(load_run(result.run_dir).checkpoints) == 1
+    trial, result = train(tmp_path, Epoch(50), test_mode=True, latest_checkpoint=result.latest_checkpoint)
+    assert (len(trial.seen), result.batches) == (1, 2), "one further batch"
 
 
 def test_step_by_step(tmp_path):
@@ -324,21 +435,41 @@ def test_step_by_step(tmp_path):
     assert noting.notes.count("trial_shutdown") == 1
 
 
+def test_fit_again_goes_on(tmp_path):
+    """In the middle of an epoch and of gradients that wait, as if it had been one."""
+    kwargs, options = {"noise": True, "shuffle": True}, {"aggregation_frequency": 2}
+    whole, _ = train(tmp_path, Batch(12), kwargs, init={"seed": 3}, **options)
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path, seed=3) as context:
+        noting = Noting()
+        trial = OneWeight(context, callbacks={"n": noting}, **kwargs)
+        trainer = pytorch.Trainer(trial, context)
+        trainer.fit(max_length=Batch(5), **options)
+        trainer.fit(max_length=Batch(8), **options)
+        assert trainer.fit(max_length=Batch(8), **options).batches == 8, "nothing is left"
+        result = trainer.train_for(Batch(4), **options)
+    assert trial.weights == whole.weights
+    assert trial.indices == whole.indices
+    assert (result.batches, result.epochs) == (12, 2)
+    assert noting.notes.count("trial_startup 8 checkpoint_000002") == 2
+
+
 class Stream(torch.utils.data.IterableDataset):
     """Nobody knows how long it is."""
 
+    noise = False
+
     def __iter__(self):
-        return iter(torch.tensor([value]) for value in ROWS)
+        return iter(torch.tensor([value + self.noise * 0.01 * torch.rand(1).item()]) for value in ROWS)
 
 
-def test_loader_without_a_length(tmp_path):
+def test_loader_without_a_length(tmp_path, monkeypatch):
     class Streaming(OneWeight):
         def build_training_data_loader(self):
             return pytorch.DataLoader(Stream(), 4)
 
-    def run(length, **options):
-        with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
-            trial = Streaming(context)
+    def run(length, noise=False, **options):
+        with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path, seed=2) as context:
+            trial = Streaming(context, noise=noise)
             return trial, pytorch.Trainer(trial, context).fit(max_length=length, **options)
 
     trial, result = run(Epoch(2))
@@ -347,6 +478,13 @@ def test_loader_without_a_length(tmp_path):
     rest, _ = run(Epoch(2), latest_checkpoint=part.latest_checkpoint)
     assert rest.seen == [pytest.approx(batch) for batch in (BATCHES * 2)[4:]]
     assert result.epochs == 2
+    monkeypatch.setattr(Stream, "noise", True)
+    whole, _ = run(Batch(10), noise=True)
+    for stop in (4, 6):  # within an epoch, where the next batch was read ahead, and at its end
+        first, part = run(Batch(stop), noise=True)
+        second, _ = run(Batch(10), noise=True, latest_checkpoint=part.latest_checkpoint)
+        assert first.seen + second.seen == whole.seen
+        assert first.weights + second.weights == whole.weights
 
 
 def test_dataset_of_ours(tmp_path):
@@ -411,6 +549,11 @@ def test_two_ranks_compute_what_one_does(workers, tmp_path):
     run = load_run(workers.latest_run_dir)
     assert run.status.state == "SUCCEEDED"
     assert (result.batches, result.epochs, result.records) == (12, 2, 48)
+
+
+def test_ranks_shuffle_alike_without_a_seed(workers):
+    (mine, _, _), (theirs, _, _) = workers.run(in_worker, {"length": 6, "trial": {"shuffle": True}})
+    assert sorted(value for batch in mine + theirs for value in batch) == pytest.approx(ROWS), "each row once"
 
 
 def test_rank_is_killed_and_the_trial_goes_on_as_if_nothing_had_been():
@@ -513,12 +656,196 @@ def stops(config):
             return original(batch, epoch_idx, batch_idx)
 
         trial.train_batch = train_batch
-        return pytorch.Trainer(trial, context).fit(max_length=Batch(30), reporting_period=Batch(3))
+        trainer = pytorch.Trainer(trial, context)
+        return trainer.fit(max_length=Batch(30), reporting_period=Batch(3)), trainer.fit(max_length=Batch(12))
 
 
-def test_one_rank_asks_to_stop_and_all_do(workers):
+def test_one_rank_asks_to_stop_and_all_do_once(workers):
     results = workers.run(stops, {})
-    assert [(result.batches, result.reason) for result in results] == [(6, "stop requested")] * 2
+    ends = [[(result.batches, result.reason) for result in ranks] for ranks in results]
+    assert ends == [[(6, "stop requested"), (12, "finished")]] * 2
+
+
+class Shared(torch.utils.data.IterableDataset):
+    """Its author shares it out, and rank 0 has more."""
+
+    def __iter__(self):
+        rank = paceline.world_rank()
+        return iter(torch.tensor([float(value)]) for value in range(rank, 10 if rank == 0 else 7, 2))
+
+
+class SharedOut(OneWeight):
+    """Validation data as well: by the dataset, or by a sampler."""
+
+    by_sampler = False
+
+    def build_training_data_loader(self):
+        return pytorch.DataLoader(Shared(), 2)
+
+    def build_validation_data_loader(self):
+        if not self.by_sampler:
+            return pytorch.DataLoader(Shared(), 2)
+        sampler = torch.utils.data.DistributedSampler(Rows(), shuffle=False)
+        return torch.utils.data.DataLoader(Rows(), 2, sampler=sampler)
+
+    def evaluate_batch(self, batch):
+        return {"rows": len(batch)}
+
+    def evaluation_reducer(self):
+        return pytorch.Reducer.SUM
+
+
+def shared_out(config):
+    found, latest = [], None
+    for length, by_sampler in ((Batch(3), False), (Epoch(2), True)):
+        with pytorch.init(hparams={"global_batch_size": 4}) as context:
+            trial = SharedOut(context)
+            trial.by_sampler = by_sampler
+            result = pytorch.Trainer(trial, context).fit(
+                max_length=length, reporting_period=Record(5), latest_checkpoint=latest
+            )
+            latest = result.latest_checkpoint
+            found.append((trial.seen, (result.batches, result.epochs, result.records), result.validation_metrics))
+    return found
+
+
+def test_ranks_have_differently_many_batches(workers):
+    """An epoch ends with the first that has no more, on all ranks and after a restart too; nobody waits in vain."""
+    mine, theirs = workers.run(shared_out, {})
+    assert [seen for seen, *_ in mine] == [[[0.0, 2.0], [4.0, 6.0], [0.0, 2.0]], [[4.0, 6.0]]]
+    assert [seen for seen, *_ in theirs] == [[[1.0, 3.0], [5.0], [1.0, 3.0]], [[5.0]]]
+    for (_, *found), (_, *others) in zip(mine, theirs, strict=True):
+        assert found == others
+    assert [lengths for _, lengths, _ in mine] == [(3, 1, 11), (4, 2, 14)]
+    assert [metrics for *_, metrics in mine] == [{"rows": 8.0}, {"rows": 24.0}], "each row once"
+
+
+class Texts(OneWeight):
+    """Metrics of which there is no mean, not over ranks either."""
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        return {**metrics, "text": "a", "ragged": torch.zeros(1 + self.context.distributed.rank)}
+
+
+class Remembering(pytorch.PyTorchCallback):
+    def on_training_workload_end(self, avg_metrics, batch_metrics):
+        self.found = avg_metrics, batch_metrics
+
+    def on_checkpoint_upload_end(self, uuid):
+        assert paceline.read_checkpoint(uuid)["batches"] == 2, "it is there"
+
+
+def looked_at(config):
+    """Rank 0 looks at the checkpoint's trial by itself, while the other is elsewhere."""
+    remembering = Remembering()
+    with pytorch.init(hparams={"global_batch_size": 4}) as context:
+        trial = Texts(context, callbacks={"r": remembering})
+        result = pytorch.Trainer(trial, context).fit(max_length=Batch(2))
+        if context.distributed.is_chief:
+            loaded = pytorch.load_trial_from_checkpoint_path(result.latest_checkpoint, OneWeight)
+            assert loaded.weight() == trial.weight()
+    return remembering.found
+
+
+def test_metrics_without_a_mean_and_a_trial_for_one_rank(workers):
+    for means, batches in workers.run(looked_at, {}):
+        assert means == {"loss": pytest.approx(1.574118), "text": None, "ragged": None}
+        assert [(one["text"], one["ragged"]) for one in batches] == [(None, None)] * 2
+
+
+def two_in_a_row(config):
+    weights = []
+    with pytorch.init(hparams={"global_batch_size": 4}) as context:
+        is_new = paceline.load_checkpoint() is None
+        for number in range(2):
+            trial = OneWeight(context)
+            original = trial.train_batch
+
+            def train_batch(batch, epoch_idx, batch_idx, number=number, original=original):
+                if is_new and (number, batch_idx) == (1, 4):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(batch, epoch_idx, batch_idx)
+
+            trial.train_batch = train_batch
+            trial.callbacks = {"settled": Settled()}
+            pytorch.Trainer(trial, context).fit(max_length=Batch(6), checkpoint_period=Batch(3))
+            weights.append(trial.weights)
+    return weights
+
+
+class Settled(pytorch.PyTorchCallback):
+    """Makes training wait for every checkpoint."""
+
+    def on_checkpoint_upload_end(self, uuid):
+        pass
+
+
+def test_second_trainer_of_a_run_is_killed():
+    """The first does not take the other's checkpoint for its own; the second goes on."""
+    with Trainer(backend="torch", engine="local", num_workers=1, max_retries=1) as trainer:
+        [(first, second)] = trainer.run(two_in_a_row, {})
+    assert first == pytest.approx(expected_weights(BATCHES), abs=1e-6)
+    assert second == pytest.approx(expected_weights(BATCHES)[3:], abs=1e-6)
+
+
+class Normalized(OneWeight):
+    """Its model has buffers, which DDP gives to all ranks; there is one batch to validate on, for rank 0."""
+
+    def __init__(self, context, **kwargs):
+        super().__init__(context, **kwargs)
+        self.norm = context.wrap_model(torch.nn.BatchNorm1d(1))
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        self.norm(batch)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch):
+        return {"mean": self.norm(batch).mean()}
+
+    def build_validation_data_loader(self):
+        return pytorch.DataLoader(Rows([1.0, 2.0]), 2)
+
+
+class AllAtOnce(Normalized):
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+    def evaluate_full_dataset(self, data_loader):
+        [batch] = data_loader
+        return {"mean": self.norm(batch).mean()}
+
+
+class Editing(pytorch.PyTorchCallback):
+    """On one rank only it takes every validation for as good as the first."""
+
+    def on_validation_end(self, metrics):
+        if paceline.world_rank() == 0:
+            metrics["mean"] = 5.0
+
+
+def normalized(config):
+    found = []
+    for kind in (Normalized, AllAtOnce):
+        with pytorch.init(hparams={"global_batch_size": 4}) as context:
+            trial = kind(context, callbacks={"editing": Editing()} if config.get("edits") else {})
+            result = pytorch.Trainer(trial, context).fit(
+                max_length=Batch(6), validation_period=Batch(2), aggregation_frequency=3, step_zero_validation=True
+            )
+            found.append((result.validation_metrics["mean"], trial.norm.running_mean.item(), result.latest_checkpoint))
+    return found
+
+
+def test_ranks_validate_differently_often(workers):
+    """One has no batch: nobody waits for it in the model's own collectives, and all have rank 0's statistics."""
+    mine, theirs = workers.run(normalized, {})
+    assert mine == theirs
+    assert mine[0][:2] == mine[1][:2]
+
+
+def test_hook_changes_metrics_on_one_rank_and_all_decide_alike(workers):
+    mine, theirs = workers.run(normalized, {"edits": True})
+    assert mine == theirs
+    assert [mean for mean, *_ in mine] == [5.0, 5.0]
 
 
 SCRIPT = """

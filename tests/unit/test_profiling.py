@@ -6,6 +6,7 @@ import pytest
 
 import paceline
 from paceline.errors import ArgumentError
+from paceline.profiling import Profiler
 from paceline.profiling.clock import Clock, section
 from paceline.profiling.verdict import judge
 
@@ -140,3 +141,12 @@ def test_nothing_is_lost_or_counted_twice_when_another_thread_looks():
     looking.join()
     sums, num_steps = clock.take()
     assert (total[0] + sum(sums.values()), total[1] + num_steps) == (20_000, 20_000)
+
+
+def test_samples_of_a_long_training_are_thinned_out_evenly():
+    profiler = Profiler()
+    for number in range(10_000):
+        profiler._keep({"number": number})
+    kept = [sample["number"] for sample in profiler.samples]
+    assert kept == list(range(0, 10_000, kept[1]))
+    assert 1_000 < len(kept) <= 4096

@@ -6,6 +6,7 @@ import torch
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.pytorch.metrics import Partial, TrainingMetrics, ValidationMetrics, mean_over_ranks, over_ranks, reduced
+from paceline.pytorch.optimization import Optimization
 from paceline.pytorch.plan import Plan, reported_names
 from paceline.pytorch.reducers import MetricReducer, Reducers
 from paceline.pytorch.samplers import (
@@ -15,7 +16,7 @@ from paceline.pytorch.samplers import (
     ReproducibleShuffleSampler,
     SkipSampler,
 )
-from paceline.pytorch.schedulers import Moment, StepMode, num_steps
+from paceline.pytorch.schedulers import Moment, StepMode, is_update, num_steps
 from paceline.pytorch.trial import Evaluation, PyTorchTrial, Reducer
 from paceline.pytorch.units import Batch, Epoch, Lengths, Record, TrainUnit, more
 
@@ -128,12 +129,14 @@ def test_names_of_a_validation():
 
 def steps_at(mode, frequency, aggregation, num_batches=24, epoch_length=6, is_known=True):
     """Batches, from 0 on, after which a scheduler steps, as often as it does."""
-    steps = []
+    steps, ended = [], 0
     for batch in range(num_batches):
         epoch, place = divmod(batch, epoch_length)
         left = epoch_length - 1 - place
-        moment = Moment(batch, epoch, left if is_known else None, epoch_length if is_known else None, left == 0)
-        steps += [batch] * num_steps(mode, frequency, moment, aggregation)
+        ended += left == 0
+        known = (left, epoch_length) if is_known else (None, None)
+        steps += [batch] * num_steps(mode, frequency, Moment(batch, epoch, *known, left == 0, ended), aggregation)
+        ended = 0 if is_update(batch, aggregation) else ended
     return steps
 
 
@@ -159,6 +162,61 @@ def test_scheduler_steps(mode, frequency, aggregation, expected):
 
 def test_scheduler_of_epochs_whose_length_nobody_knows():
     assert steps_at(StepMode.STEP_EVERY_EPOCH, 1, 1, is_known=False) == [5, 11, 17, 23]
+    assert steps_at(StepMode.STEP_EVERY_EPOCH, 1, 4, is_known=False) == [7, 11, 19, 23], "made up for, none is lost"
+    assert steps_at(StepMode.STEP_EVERY_EPOCH, 2, 4, is_known=False) == [11, 23]
+    assert steps_at(StepMode.STEP_EVERY_EPOCH, 1, 12, is_known=False) == [11, 11, 23, 23]
+
+
+# --- mixed precision ------------------------------------------------------------------------------------------------
+
+
+def test_scaler_hears_of_steps_only():
+    """A trial may leave a batch out, as those do that train two models in turn."""
+    optimization = Optimization(aggregation_frequency=1)
+    scaler = optimization.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1))
+    optimization.is_automatic = True
+    model = optimization.wrap_model(torch.nn.Linear(1, 1), False, None)
+    sgd = optimization.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), 1, None)
+    scales = []
+    for batch in range(4):
+        optimization.begin_batch(batch)
+        if batch % 2:
+            optimization.backward(model(torch.ones(1, 1)).sum())
+            optimization.step(sgd, lambda params: torch.nn.utils.clip_grad_norm_(params, 0.5), True, None)
+        optimization.end_batch(Moment(batch, 0, None, None, False))
+        scales.append(scaler.get_scale())
+    assert scales == [8.0, 16.0, 16.0, 32.0]
+
+
+# --- optimizers -----------------------------------------------------------------------------------------------------
+
+
+def test_optimizer_may_add_up_where_others_average_and_is_clipped_after_that():
+    optimization = Optimization(aggregation_frequency=2)
+    model = optimization.wrap_model(torch.nn.Linear(1, 1, bias=False), False, None)
+    model.weight.data.fill_(0.0)
+    sgd = optimization.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), 1, averages=False)
+    clipped = []
+
+    def clip(params):
+        clipped.extend(parameter.grad.item() for parameter in params)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)
+
+    for batch in range(2):
+        optimization.begin_batch(batch)
+        optimization.backward(model(torch.ones(1, 1)).sum())
+        optimization.step(sgd, clip, True, None)
+    assert clipped == [2.0]
+    assert model.weight.item() == -1.5
+
+
+def test_gradients_of_other_ranks_are_averaged():
+    optimization = Optimization(aggregation_frequency=2)
+    model = optimization.wrap_model(torch.nn.Linear(1, 1), False, None)
+    optimization.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), 1, None)
+    optimization.restore_gradients([[[torch.tensor([[1.0]]), None]], [[torch.tensor([[4.0]]), None]]])
+    assert model.weight.grad.tolist() == [[2.5]]
+    assert model.bias.grad is None
 
 
 # --- samplers -------------------------------------------------------------------------------------------------------
@@ -223,6 +281,42 @@ def test_what_has_no_mean_is_none():
     assert metrics.take()[0] == {"text": None, "loss": 1.0}
 
 
+def test_nothing_is_no_number():
+    metrics = TrainingMetrics(keeps_batches=False)
+    for value in (None, 1.0):
+        metrics.add({"sometimes": value, "digits": "1.5"})
+    assert metrics.take()[0] == {"sometimes": None, "digits": None}
+
+
+def test_metrics_are_what_they_were_at_their_batch():
+    """Not what the parameter, its part, the buffer or the array has become since."""
+    weight, buffer, array = torch.nn.Parameter(torch.zeros(2)), torch.zeros(()), np.zeros(())
+    training, validation = TrainingMetrics(keeps_batches=False), ValidationMetrics()
+    for _ in range(3):
+        found = {"weight": weight, "part": weight[0], "buffer": buffer, "loss": (2 * weight).sum()}
+        training.add({**found, "array": array})
+        validation.add(found, 1)
+        with torch.no_grad():
+            weight += 1
+            buffer += 1
+            array += 1
+    means, _ = training.take()
+    assert means.pop("weight").tolist() == [1.0, 1.0]
+    assert means == {"part": 1.0, "buffer": 1.0, "loss": 4.0, "array": 1.0}
+    assert [one["buffer"].item() for one in validation.outputs] == [0.0, 1.0, 2.0]
+    assert [one["weight"].tolist() for one in validation.outputs] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
+def test_metrics_may_be_of_low_precision():
+    low = torch.tensor([1.5], dtype=torch.bfloat16)
+    training, validation = TrainingMetrics(keeps_batches=True), ValidationMetrics()
+    for value in (low, torch.ones(2, dtype=torch.bfloat16)):
+        training.add({"ragged": value})
+    assert training.take()[0] == {"ragged": None}
+    validation.add({"loss": low}, 1)
+    assert over_ranks([validation.partial(lambda names: {"loss": Reducer.AVG})])["loss"].tolist() == [1.5]
+
+
 def test_metrics_have_the_same_names_each_time():
     metrics = TrainingMetrics(keeps_batches=False)
     metrics.add({"loss": 1.0})
@@ -237,6 +331,7 @@ def test_mean_over_ranks_leaves_out_who_has_none():
         "a": 2.0,
         "b": None,
     }
+    assert mean_over_ranks([{"a": "x", "b": np.zeros(1)}, {"a": "y", "b": np.zeros(2)}]) == {"a": None, "b": None}
 
 
 VALUES, BATCHES = [0.25, 0.5, 0.75, 1, 25.5, 1.9], [1, 2, 5, 4, 5, 6]
@@ -305,6 +400,17 @@ def test_reducers_put_ranks_together_in_the_order_of_batches():
     assert ranks[0].reduce(False, lambda own: [own]) == {"all": [], "count": 0}
 
 
+def test_reducers_go_on_after_restarts():
+    """What ranks had before counts like that of further ranks, and comes first."""
+    reducers = Reducers()
+    listed = reducers.wrap(list, "all", True, True)
+    reducers.wrap(Counting(), "count", True, True).count = 10
+    listed.update(5)
+    assert reducers.state(is_training=False) == [[5], 10]
+    reducers.former = [[[[0, 2], 1], [[1], 2]], [[[3, 4], 3]]]
+    assert reducers.reduce(False, lambda own: [own]) == {"all": [0, 1, 2, 3, 4, 5], "count": 16}
+
+
 def test_reducers_that_are_wrong():
     reducers, counting = Reducers(), Counting()
     reducers.wrap(counting, "n", True, True)
@@ -366,6 +472,14 @@ def test_trial_has_one_way_to_be_validated():
             Evaluation(trial)
     with pytest.raises(ArgumentTypeError, match="The trial is a int"):
         Evaluation(3)
+
+
+def test_validation_returns_metrics():
+    assert Evaluation(Whole()).whole([]) == {}
+    nothing = Whole()
+    nothing.evaluate_full_dataset = lambda data_loader: None
+    with pytest.raises(ArgumentTypeError, match=r"evaluate_full_dataset.. returned a NoneType"):
+        Evaluation(nothing).whole([])
 
 
 def test_evaluate_batch_may_want_the_index():

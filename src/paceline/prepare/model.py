@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,6 +85,26 @@ class SharedModel(DistributedDataParallel):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.load_state_dict(*args, **kwargs)
+
+
+@contextmanager
+def each_on_its_own(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, ranks may call the model differently often, for validation. Collective at its beginning.
+
+    DDP gives rank 0's buffers, such as the statistics of normalization, to all ranks in the first forward after a step
+    of training. A rank with no batch to validate on would miss that, and be waited for in vain. So it is done here.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    model.require_forward_param_sync = True  # it is off after a batch whose gradients stay on their rank
+    if model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+        model._sync_buffers()  # type: ignore[no-untyped-call]
+    model.require_forward_param_sync = False
+    try:
+        yield
+    finally:
+        model.require_forward_param_sync = True
 
 
 def ddp_defaults(device: torch.device, is_moved: bool) -> dict[str, Any]:

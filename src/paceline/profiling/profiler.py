@@ -15,6 +15,7 @@ from paceline.profiling.clock import Clock
 from paceline.profiling.system import System
 from paceline.profiling.verdict import Verdict, judge
 
+_MOST_SAMPLES = 4096
 KIND = "profile"
 """Of the lines in events.jsonl."""
 
@@ -56,7 +57,9 @@ class Profiler:
         self._sums: dict[str, float] = {}
         self._num_steps, self._elapsed_s, self._begin = 0, 0.0, 0.0
         self.samples: list[dict[str, Any]] = []
-        """One for each `every_s`: the times of parts, and the machine."""
+        """One for each `every_s`: the times of parts, and the machine. In a long training some of them, evenly; the run
+        folder has all."""
+        self._num_sampled, self._stride = 0, 1
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -105,8 +108,16 @@ class Profiler:
             self._sums[name] = self._sums.get(name, 0.0) + seconds
         self._num_steps += num_steps
         sample = {"steps": num_steps, "parts_s": sums, **self._system.sample()}
-        self.samples.append(sample)
+        self._keep(sample)
         session.note(KIND, **sample)
+
+    def _keep(self, sample: dict[str, Any]) -> None:
+        if self._num_sampled % self._stride == 0:
+            self.samples.append(sample)
+        self._num_sampled += 1
+        if len(self.samples) > _MOST_SAMPLES:
+            del self.samples[1::2]
+            self._stride *= 2
 
 
 def _sync() -> Callable[[], None] | None:

@@ -44,7 +44,8 @@ class TorchBatchProcessorContext:
         return move_batch(data, self.device)
 
     def wrap_reducer(self, reducer: Any, name: str | None = None) -> MetricReducer:
-        """A metric over all rows: reported at the end."""
+        """A metric over all rows: reported at the end. What its `per_slot_reduce` gives is kept with checkpoints, and
+        has to be of what they can hold."""
         return self.reducers.wrap(reducer, name, for_training=False, for_validation=True)
 
     @property
@@ -101,7 +102,8 @@ def torch_batch_process(
     """Hand every row of the dataset to a processor, on all ranks: in a Trainer's worker, under a launcher, or alone.
 
     Every `checkpoint_interval` batches of all ranks, what was made so far counts, and a run that is restarted goes on
-    after it, with however many ranks. Gives the metrics of the reducers.
+    after it, with however many ranks. Gives the metrics of the reducers, over all rows; none if it was asked to stop,
+    which it does after a checkpoint.
 
     Args:
         dataset: torch's, with a length; or one of `paceline.data`.
@@ -118,9 +120,9 @@ def torch_batch_process(
         shard = Shard(as_dataset(dataset).tree, ranks.rank, ranks.size)
         stack.callback(shard.close)
         batches = shard.to_torch(batch_size, rest="uneven", **options)
-        part, done = _go_on(shard)
+        part, done = _go_on(shard, context.reducers)
         if ranks.is_chief:
-            _discard_from(output, part)
+            discard_from(output, part)
         ranks.allgather(None)
         context.begin_part(part)
         processor = batch_processor_cls(context)
@@ -136,6 +138,8 @@ def torch_batch_process(
                 part += 1
                 _save(processor, context, shard, part, done)
                 core_context.train.report_progress(_share(batches, done, max_batches))
+                if paceline.should_stop():
+                    return {}
         processor.on_checkpoint_start()
         context.finish_part()
         processor.on_finish()
@@ -168,17 +172,18 @@ def _checked(dataset: Any, batch_size: Any, max_batches: Any, interval: Any, opt
     return options
 
 
-def _go_on(shard: Shard) -> tuple[int, int]:
-    """The number of the part, and of the batch, to begin with."""
+def _go_on(shard: Shard, reducers: Reducers) -> tuple[int, int]:
+    """The number of the part, and of the batch, to begin with. Reducers learn what was collected before."""
     checkpoint = paceline.load_checkpoint()
     if checkpoint is None:
         return 0, 0
     parts = [part for part in checkpoint.all_ranks if part]
     shard.go_on([part["shard"] for part in parts])
+    reducers.former = [*checkpoint.get("former", ()), [part["reducers"] for part in parts]]
     return max(int(part["part"]) for part in parts), max(int(part["done"]) for part in parts)
 
 
-def _discard_from(output: Path, part: int) -> None:
+def discard_from(output: Path, part: int) -> None:
     """What was finished and not saved any more is made again, by other ranks perhaps."""
     for path in output.glob("*rank_*_part_*"):
         number = path.name.rpartition("_")[2]
@@ -191,7 +196,9 @@ def _save(
 ) -> None:
     processor.on_checkpoint_start()
     context.finish_part()
-    paceline.save_checkpoint(batches=done, per_rank={"shard": shard.state(), "part": part, "done": done})
+    reducers = context.reducers
+    own = {"shard": shard.state(), "part": part, "done": done, "reducers": reducers.state(is_training=False)}
+    paceline.save_checkpoint(batches=done, former=reducers.former, per_rank=own)
     context.begin_part(part)
 
 

@@ -58,7 +58,7 @@ class PyTorchCallback:
         """Rank 0's part is handed over; what is in this directory now is saved with it. On rank 0."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """It is saved under that name: its path."""
+        """It is there, under that name: its path. Training waits for that if somebody overrides this."""
 
     def state_dict(self) -> dict[str, Any]:
         """What to keep with every checkpoint."""

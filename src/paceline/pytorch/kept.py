@@ -12,7 +12,8 @@ from typing import Any
 from paceline import session
 from paceline.checkpoints import CheckpointStrategy
 from paceline.checkpoints.checkpoint import Checkpoint
-from paceline.errors import ArgumentError, TrainerStateError
+from paceline.checkpoints.content.tree import Encoder
+from paceline.errors import ArgumentError, CheckpointValueError, TrainerStateError
 from paceline.prepare.reproducibility import set_rng_state
 from paceline.pytorch.units import Lengths
 from paceline.rank_session import Session
@@ -50,6 +51,8 @@ class Kept:
     gradients: list[Any]
     """That wait for further batches: this rank's, or those of all ranks if there are not as many."""
     rng: dict[str, Any] | None
+    random_ahead: dict[str, Any] | None
+    """As they were before the batch was read that comes next, if that was read ahead."""
     path: str | None
 
     def restore_generators(self) -> None:
@@ -64,7 +67,22 @@ def states_of_ranks(checkpoint: Mapping[str, Any]) -> Kept:
     own = parts[place.world_rank] if len(parts) == place.world_size else None
     feeds = [part["feed"] for part in there if part.get("feed") is not None]
     waiting = [part["gradients"] for part in ([own] if own else there) if part.get("gradients") is not None]
-    return Kept(feeds, waiting, None if own is None else own.get("rng"), getattr(checkpoint, "path", None))
+    random = {} if own is None else own
+    return Kept(feeds, waiting, random.get("rng"), random.get("random_ahead"), getattr(checkpoint, "path", None))
+
+
+def storable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint can hold of them: neither a class among hyperparameters nor a figure among metrics is worth a
+    training that fails when it saves."""
+    return {name: value for name, value in values.items() if _is_storable(value)}
+
+
+def _is_storable(value: Any) -> bool:
+    try:
+        Encoder().encode(value)
+    except CheckpointValueError:
+        return False
+    return True
 
 
 class Score:
@@ -117,14 +135,17 @@ class Score:
                 CheckpointStrategy(num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order=order)
             )
 
-    def save(self, state: dict[str, Any], directory: Path | None, own: dict[str, Any], is_validated: bool) -> str:
-        score = self._latest if is_validated else None
-        running = _running()
-        path = running.next_checkpoint_path
-        running.save_checkpoint({**state, SCORE: math.nan if score is None else score}, directory, own)
-        if score is not None and score == self.best and self.best_path is None:
+    def place(self, is_validated: bool) -> str:
+        """Where the next checkpoint will be. Of equals the newest is the best, as for the strategy that deletes; so a
+        checkpoint that is the best knows it, and whoever goes on from it does."""
+        path = _running().next_checkpoint_path
+        if is_validated and self._latest is not None and self._latest == self.best:
             self.best_path = path
         return path
+
+    def save(self, state: dict[str, Any], directory: Path | None, own: dict[str, Any], is_validated: bool) -> None:
+        score = math.nan if self._latest is None or not is_validated else self._latest
+        _running().save_checkpoint({**state, SCORE: score}, directory, own)
 
     def settle(self) -> None:
         """Wait until what was saved counts."""

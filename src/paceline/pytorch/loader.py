@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -13,6 +12,7 @@ from torch.utils.data import IterableDataset
 from paceline.data.dataset import Dataset as PacelineDataset
 from paceline.data.dealing import Rest
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.prepare.loader import is_distributed
 from paceline.pytorch.samplers import DistributedBatchSampler, DistributedSampler
 
 
@@ -90,13 +90,14 @@ def check_loader(loader: Any, what: str, is_own: bool) -> None:
 
 
 def for_validation(loader: Any, rank: int, world_size: int) -> Any:
-    """Every world_size-th batch. All ranks together have each batch once."""
+    """Every world_size-th batch: all ranks together have each once. Who has shared out the rows, with a sampler or
+    in an iterable dataset, is not shared out once more: rows would be left out."""
     if isinstance(loader, DataLoader) and loader.paceline_dataset is not None:
         return loader.batches_of(rank, world_size, 0, "uneven")
     if world_size == 1 or not isinstance(loader, TorchDataLoader):
         return loader
-    if isinstance(loader.dataset, IterableDataset):
-        return _EveryNth(loader, rank, world_size)
+    if isinstance(loader.dataset, IterableDataset) or is_distributed(loader):
+        return loader
     made = copy.copy(loader)
     attributes = vars(made)  # DataLoader guards these names against its users once it is made
     attributes["_iterator"] = None
@@ -105,13 +106,3 @@ def for_validation(loader: Any, rank: int, world_size: int) -> Any:
     else:
         attributes["batch_sampler"] = DistributedBatchSampler(loader.batch_sampler, world_size, rank)
     return made
-
-
-class _EveryNth:
-    """Batches of a stream: all are read, and some are taken."""
-
-    def __init__(self, loader: Any, rank: int, world_size: int):
-        self._loader, self._rank, self._world_size = loader, rank, world_size
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self._loader), self._rank, None, self._world_size)

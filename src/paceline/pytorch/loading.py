@@ -37,6 +37,7 @@ def load_trial_from_checkpoint_path(
     made_of = trial_class or _named(str(known.get("class", "")), trusted)
     chosen = hparams if hparams is not None else known.get("hparams")
     context = PyTorchTrialContext(_Nowhere(), chosen, None, 1, found.seed)
+    context.optimization.is_alone = True  # one rank may look at a trial while the others train
     trial = made_of(context, **(trial_kwargs or {}))  # type: ignore[call-arg]
     context.optimization.restore_models(dict(checkpoint))
     return trial

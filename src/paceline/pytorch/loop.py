@@ -15,13 +15,14 @@ import paceline
 from paceline import session
 from paceline.checkpoints.content.directory import files_of
 from paceline.data.seeds import derived_seed
+from paceline.prepare.reproducibility import rng_state
 from paceline.prepare.rng import RandomStream
 from paceline.profiling.clock import section
 from paceline.pytorch import metrics as metric_values
 from paceline.pytorch.callbacks import Callbacks
 from paceline.pytorch.context import PyTorchTrialContext
-from paceline.pytorch.feeding import training_feed
-from paceline.pytorch.kept import Kept, Score, found_in, states_of_ranks
+from paceline.pytorch.feeding import TrainingFeed, source_of
+from paceline.pytorch.kept import Kept, Score, found_in, states_of_ranks, storable
 from paceline.pytorch.loader import check_loader, for_validation
 from paceline.pytorch.metrics import TrainingMetrics, ValidationMetrics
 from paceline.pytorch.plan import Due, Plan, reported_names
@@ -35,7 +36,11 @@ from paceline.pytorch.units import Lengths
 class Loop:
     """One trial, from its first batch on: `begin`, then `run` as often as there is more to train, then `close`."""
 
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, profiling: Profiling | None = None):
+    def __init__(
+        self, trial: PyTorchTrial, context: PyTorchTrialContext, profiling: Profiling | None = None, number: int = 0
+    ):
+        """`number` counts the Trainers of a run, so that each knows its own checkpoints."""
+        self.number = number
         self._trial, self._context, self._profiling = trial, context, profiling
         self._evaluation = Evaluation(trial)
         self._optimization = context.optimization
@@ -59,29 +64,42 @@ class Loop:
     # --- from the beginning to the end --------------------------------------------------------------------------------
 
     def begin(self, checkpoint: Mapping[str, Any] | None, is_warm_start: bool) -> None:
-        """Hooks, loaders, and what the checkpoint has. With a warm start that is weights, optimizers and random
-        numbers, and training begins at its first batch."""
+        """Hooks, loaders, and what the checkpoint has. With a warm start that is weights, optimizers, schedulers,
+        callbacks and random numbers, and training begins at its first batch."""
         self._optimization.check()
         kept = None if checkpoint is None else found_in(checkpoint)
         goes_on = kept is not None and not is_warm_start
         lengths = kept.lengths if kept is not None and goes_on else Lengths()
         seed = kept.seed if kept is not None and goes_on else self._context.seed
+        self._start_up(lengths, seed, getattr(checkpoint, "path", None))
+        if checkpoint is not None:
+            self._restore(dict(checkpoint), states_of_ranks(checkpoint), goes_on)
+        self.callbacks.tell("on_training_start")
+
+    def follow(self, former: Loop) -> None:
+        """Go on where another loop over the same trial has ended, in this process, with its callbacks."""
+        self.callbacks, self._score = former.callbacks, former._score
+        self._start_up(former.lengths, former._seed, former._latest)
+        self._in_epoch, self._saved_at, self._latest = former._in_epoch, former._saved_at, former._latest
+        self._validated_at, self._validation = former._validated_at, former._validation
+        self._owes_validation = former._owes_validation
+        feeds = [state for state in self._ranks.allgather(former._feed.state()) if state is not None]
+        self._feed.restore(feeds, self._in_epoch > 0, former._feed.random_ahead())
+        self.callbacks.tell("on_training_start")
+
+    def _start_up(self, lengths: Lengths, seed: int, path: str | None) -> None:
         self._context.set_initial_batch(lengths.batches)
-        path = getattr(checkpoint, "path", None)
         for callback in self.callbacks:
             self._leaving.callback(callback.on_trial_shutdown)
             callback.on_trial_startup(lengths.batches, path)
         self._build_loaders(seed)
         self._seed, self.lengths = seed, lengths
-        if checkpoint is not None:
-            self._restore(dict(checkpoint), states_of_ranks(checkpoint), goes_on)
-        self.callbacks.tell("on_training_start")
 
     def _build_loaders(self, seed: int) -> None:
         place, is_own = session.place(), not self._context.shares_out
         loader = self._trial.build_training_data_loader()
         check_loader(loader, "build_training_data_loader()", is_own)
-        self._feed = training_feed(loader, self._trial, place, seed, is_own)
+        self._feed = TrainingFeed(source_of(loader, self._trial, place, seed, is_own), self._ranks.allgather)
         self._leaving.callback(self._feed.close)
         held_out = self._trial.build_validation_data_loader()
         check_loader(held_out, "build_validation_data_loader()", is_own)
@@ -100,8 +118,7 @@ class Loop:
             self._score = Score.of(state.get("best"))
             self._saved_at = self.lengths.batches
             self._latest = own.path
-            if own.feeds:
-                self._feed.restore(own.feeds, is_within_epoch=self._in_epoch > 0)
+            self._feed.restore(own.feeds, self._in_epoch > 0, own.random_ahead)
             if own.gradients:
                 self._optimization.restore_gradients(own.gradients)
         own.restore_generators()
@@ -130,6 +147,8 @@ class Loop:
         if self._saved_at != self.lengths.batches:
             self._save()
         self._progress(plan)
+        if reason == "stop requested":
+            self._context.set_stop_requested(False)  # it was granted: who trains further wants to
         return self._result(reason)
 
     # --- one batch ----------------------------------------------------------------------------------------------------
@@ -200,19 +219,17 @@ class Loop:
     # --- validation ---------------------------------------------------------------------------------------------------
 
     def _validate(self, plan: Plan) -> None:
-        self._optimization.set_training(False)
         self._context.reducers.reset(is_training=False)
-        try:
+        with self._optimization.evaluating():
             self.callbacks.tell("on_validation_start")
             # With random numbers of its own: training goes on as if it had not been.
             stream = RandomStream(derived_seed("validation", self._seed, self.lengths.batches, self._ranks.rank))
             with torch.no_grad(), stream.lent():
                 values = self._whole(plan) if self._evaluation.is_whole else self._by_batch(plan)
-        finally:
-            self._optimization.set_training(True)
         values |= self._context.reducers.reduce(False, self._ranks.allgather)
         self._context.reducers.reset(is_training=True)  # one may be for both: training begins to collect anew
         self.callbacks.tell("on_validation_end", values)
+        values = self._ranks.broadcast(values)  # a hook may have changed them here only: all ranks decide alike
         self._validated_at, self._validation, self._owes_validation = self.lengths.batches, values, False
         self._tell(reported_names(values))
         is_best = self._score.take(plan.score_name(values), values)
@@ -233,7 +250,7 @@ class Loop:
         values: dict[str, Any] = {}
         if self._ranks.is_chief:
             loader = list(islice(iter(self._held_out), 1)) if plan.is_test else self._held_out
-            values = metric_values.plain(self._trial.evaluate_full_dataset(loader))
+            values = metric_values.plain(self._evaluation.whole(loader))
         return dict(self._ranks.broadcast(values))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -244,6 +261,8 @@ class Loop:
 
     def _make_checkpoint(self) -> None:
         state: dict[str, Any] = {}
+        is_validated = self.lengths.batches == self._validated_at
+        path = self._score.place(is_validated)
         with ExitStack() as stack:
             directory = None
             if self._ranks.is_chief:
@@ -253,14 +272,16 @@ class Loop:
                     written = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_")))
                     self.callbacks.tell("on_checkpoint_write_end", written)
                     directory = written if any(files_of(written)) else None  # nobody has to write anything
-            own = {"feed": self._feed.state(), "rng": self._feed.rng_state()}
-            own["gradients"] = self._optimization.gradients()
-            self._latest = self._score.save(state, directory, own, self.lengths.batches == self._validated_at)
-        self._saved_at = self.lengths.batches
-        self.callbacks.tell("on_checkpoint_upload_end", self._latest)
+            own = {"feed": self._feed.state(), "rng": rng_state(), "random_ahead": self._feed.random_ahead()}
+            own["gradients"] = self._optimization.gradients(self.lengths.batches)
+            self._score.save(state, directory, own, is_validated)
+        self._saved_at, self._latest = self.lengths.batches, path
+        if self.callbacks.listens("on_checkpoint_upload_end"):
+            self._score.settle()
+            self.callbacks.tell("on_checkpoint_upload_end", path)
 
     def _state(self) -> dict[str, Any]:
-        lengths = self.lengths
+        lengths, hparams = self.lengths, self._context.known_hparams()
         return {
             **self._optimization.state(),
             "callbacks": self.callbacks.state(),
@@ -271,11 +292,12 @@ class Loop:
             "seed": self._seed,
             "validated_at": self._validated_at,
             "owes_validation": self._owes_validation,
-            "validation": self._validation,
+            "validation": storable(self._validation),
             "best": self._score.as_state(),
+            "trainer": self.number,
             "trial": {
                 "class": f"{type(self._trial).__module__}:{type(self._trial).__qualname__}",
-                "hparams": self._context.known_hparams(),
+                "hparams": None if hparams is None else storable(hparams),
             },
         }
 

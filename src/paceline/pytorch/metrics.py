@@ -35,7 +35,7 @@ class TrainingMetrics:
             raise ArgumentTypeError(
                 f"train_batch() returned a {type(returned).__name__}; expected a dict of metrics by name, or the loss."
             )
-        kept = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in returned.items()}
+        kept = {name: _own(value) for name, value in returned.items()}
         if self._names is None:
             self._names = list(kept)
         elif kept.keys() != set(self._names):
@@ -70,6 +70,15 @@ class TrainingMetrics:
         return taken
 
 
+def _own(value: Any) -> Any:
+    """As it is now: a parameter or a buffer, or a part of one, will have changed when it is looked at. A loss will not,
+    and it is spared the copy."""
+    if isinstance(value, torch.Tensor):
+        made = value.detach()
+        return made.clone() if value.grad_fn is None or value._is_view() else made
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def _numbers(values: Sequence[Any]) -> list[Any]:
     """As numpy has them: numbers or arrays. Tensors come from their device at once."""
     if all(isinstance(value, torch.Tensor) for value in values) and len({value.shape for value in values}) == 1:
@@ -78,11 +87,19 @@ def _numbers(values: Sequence[Any]) -> list[Any]:
             if values[0].dtype != torch.bool
             else [float(value) for value in values]
         )
-    return [value.cpu().numpy() if isinstance(value, torch.Tensor) else value for value in values]
+    return [_array(value) if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A copy. numpy has no bfloat16."""
+    found = tensor.detach()
+    return (found.float() if found.dtype is torch.bfloat16 else found).cpu().numpy().copy()
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """None for what has no sum: texts, arrays of different shapes."""
+    """None for what has no sum: texts, nothing, arrays of different shapes."""
+    if any(value is None or isinstance(value, str | bytes) for value in values):  # numpy makes numbers of them
+        return _NO_SUM
     try:
         arrays = [np.asarray(value, dtype=np.float64) for value in values]
         total = np.sum(arrays, axis=0)
@@ -111,7 +128,7 @@ def mean_over_ranks(means: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name in means[0]:
         values = [one[name] for one in means if one.get(name) is not None]
-        made[name] = sum(values) / len(values) if values else None
+        made[name] = _sum(values) / len(values) if values else None
     return made
 
 
@@ -131,10 +148,7 @@ def reduced(reducer: Reducer, values: Sequence[Any], weights: Sequence[float]) -
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Without tensors."""
-    return {
-        name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-        for name, value in metrics.items()
-    }
+    return {name: _array(value) if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
 
 
 class ValidationMetrics:

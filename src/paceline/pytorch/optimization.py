@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.prepare.autocast import run_in_autocast
 from paceline.prepare.device import get_device
-from paceline.prepare.model import prepare_model, unwrap_model
+from paceline.prepare.model import each_on_its_own, prepare_model, unwrap_model
 from paceline.profiling.clock import Clock, section
 from paceline.pytorch.schedulers import Moment, StepMode, is_update, num_steps
 
@@ -59,6 +60,13 @@ class Optimization:
         self.averages = True
         self.is_update = True
         """Whether the optimizers step at the batch that is under way."""
+        self._num_ended = 0
+        """Epochs that ended since the optimizers stepped."""
+        self._is_scale_used = False
+        """Whether an optimizer stepped in this batch by the automatic scaler, which has to hear of that, and of nothing
+        else: some trials step only now and then."""
+        self.is_alone = False
+        """Whether models stay this rank's own affair, for a trial that trains nothing."""
         self.clock: Clock | None = None
         """Of a profiler, while it measures."""
 
@@ -75,7 +83,7 @@ class Optimization:
         if self.is_automatic:
             device = get_device()
             run_in_autocast(unwrap_model(model), device.type, "fp16" if device.type == "cuda" else "bf16")
-        made: Any = prepare_model(model, ddp_kwargs=ddp_kwargs)
+        made: Any = prepare_model(model, wrap_ddp=not self.is_alone, ddp_kwargs=ddp_kwargs)
         self.models.append(made)
         if compile:
             made = torch.compile(made, **(compile if isinstance(compile, dict) else {}))
@@ -114,8 +122,8 @@ class Optimization:
 
     def begin_batch(self, batch: int) -> None:
         """Gradients travel at batches at which optimizers step, and not before."""
-        if self.aggregation_frequency > 1:
-            self.is_update = is_update(batch, self.aggregation_frequency)
+        was_update, self.is_update = self.is_update, is_update(batch, self.aggregation_frequency)
+        if self.is_update != was_update:
             for model in self.models:
                 if isinstance(model, DistributedDataParallel):
                     model.require_backward_grad_sync = self.is_update
@@ -155,14 +163,20 @@ class Optimization:
         with section(self.clock, "step"):
             if used is not None:
                 used.step(optimizer)
+                self._is_scale_used = self.is_automatic
             else:
                 optimizer.step()
             if auto_zero_grads:
                 optimizer.zero_grad()
 
     def end_batch(self, moment: Moment) -> None:
-        if self.is_automatic and self.scaler is not None and self.is_update:
+        if self._is_scale_used and self.scaler is not None:
             self.scaler.update()
+            self._is_scale_used = False
+        self._num_ended += moment.is_epoch_end
+        moment = replace(moment, num_ended=self._num_ended)
+        if self.is_update:
+            self._num_ended = 0
         for one in self.schedulers:
             for _ in range(num_steps(one.step_mode, one.frequency, moment, self.aggregation_frequency)):
                 one.scheduler.step()
@@ -174,13 +188,19 @@ class Optimization:
         if not self._optimizers:
             raise ArgumentError("The trial has no optimizer: call context.wrap_optimizer(optimizer).")
 
-    def set_training(self, is_training: bool) -> None:
-        for model in self.models:
-            model.train(is_training)
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """For a validation: models in evaluation mode, which ranks may call differently often. Collective."""
+        with ExitStack() as stack:
+            for model in self.models:
+                stack.enter_context(each_on_its_own(model))
+                stack.callback(model.train, True)
+                model.train(False)
+            yield
 
-    def gradients(self) -> list[list[torch.Tensor | None]] | None:
-        """This rank's, that wait for further batches; None if none do."""
-        if self.is_update:
+    def gradients(self, num_batches: int) -> list[list[torch.Tensor | None]] | None:
+        """This rank's, that wait for further batches after these; None if none do."""
+        if num_batches % self.aggregation_frequency == 0:
             return None
         return [[parameter.grad for parameter in _parameters(one)] for one in self.optimizers]
 
@@ -197,6 +217,7 @@ class Optimization:
             "models": [unwrap_model(model).state_dict() for model in self.models],
             "optimizers": [one.state_dict() for one in self.optimizers],
             "lr_schedulers": [one.scheduler.state_dict() for one in self.schedulers],
+            "epochs_ended": self._num_ended,
         }
         return made if self.scaler is None else {**made, "scaler": self.scaler.state_dict()}
 
@@ -210,6 +231,7 @@ class Optimization:
             _check_number(name, len(parts), len(state.get(name, ())))
             for part, kept in zip(parts, state.get(name, ()), strict=True):
                 part.load_state_dict(kept)
+        self._num_ended = int(state.get("epochs_ended", 0))
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
 

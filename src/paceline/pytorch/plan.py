@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import ArgumentError
-from paceline.pytorch.units import Batch, Lengths, TrainUnit, check_length, check_period
+from paceline.pytorch.units import Batch, Lengths, TrainUnit, check_length, check_period, more
 
 EVERY_100 = Batch(100)
 POLICIES = ("best", "all", "none")
@@ -35,9 +35,9 @@ class Plan:
                 f"checkpoint_policy={self.checkpoint_policy!r}: expected one of {', '.join(map(repr, POLICIES))}."
             )
 
-    def as_test(self) -> Plan:
-        """One batch of training, one of validation, one checkpoint."""
-        once = replace(self, max_length=Batch(1), step_zero_validation=False, is_test=True)
+    def as_test(self, lengths: Lengths) -> Plan:
+        """One further batch of training, one of validation, one checkpoint."""
+        once = replace(self, max_length=more(Batch(1), lengths), step_zero_validation=False, is_test=True)
         return replace(once, checkpoint_period=None, validation_period=None, reporting_period=None)
 
     def due(self, before: Lengths, after: Lengths) -> Due:

@@ -43,8 +43,12 @@ class FunctionReducer(MetricReducer):
         return self._updates
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        return self.over([per_slot_metrics])
+
+    def over(self, groups: list[list[Any]]) -> Any:
+        """Of several groups of ranks, one after the other."""
         missing = object()
-        in_turn = chain.from_iterable(zip_longest(*per_slot_metrics, fillvalue=missing))
+        in_turn = chain.from_iterable(chain.from_iterable(zip_longest(*ranks, fillvalue=missing)) for ranks in groups)
         return self._fn([value for value in in_turn if value is not missing])
 
 
@@ -53,6 +57,8 @@ class Reducers:
 
     def __init__(self) -> None:
         self._known: list[tuple[MetricReducer, str | None, bool, bool]] = []
+        self.former: list[list[list[Any]]] = []
+        """What ranks had collected before restarts: by restart, rank and reducer. They count as further ranks."""
 
     def wrap(self, given: Any, name: str | None, for_training: bool, for_validation: bool) -> MetricReducer:
         if isinstance(given, MetricReducer):
@@ -76,15 +82,19 @@ class Reducers:
         for reducer, _ in self.of(is_training):
             reducer.reset()
 
+    def state(self, is_training: bool) -> list[Any]:
+        """What this rank has, for a checkpoint: `former`, to whom goes on."""
+        return [_call(reducer, "per_slot_reduce") for reducer, _ in self.of(is_training)]
+
     def reduce(self, is_training: bool, allgather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Their metrics, on every rank; one exchange for all of them."""
         chosen = self.of(is_training)
         if not chosen:
             return {}
-        by_rank = allgather([_call(reducer, "per_slot_reduce") for reducer, _ in chosen])
+        groups = [*self.former, allgather(self.state(is_training))]
         made: dict[str, Any] = {}
         for index, (reducer, name) in enumerate(chosen):
-            value = _call(reducer, "cross_slot_reduce", [ranks[index] for ranks in by_rank])
+            value = _across(reducer, [[ranks[index] for ranks in group] for group in groups])
             if name is None and not isinstance(value, Mapping):
                 raise ArgumentError(
                     f"The reducer {_name(reducer)} was wrapped without a name and returned a {type(value).__name__}; "
@@ -97,6 +107,12 @@ class Reducers:
                 )
             made |= dict(value) if name is None else {name: value}
         return made
+
+
+def _across(reducer: MetricReducer, groups: list[list[Any]]) -> Any:
+    if isinstance(reducer, FunctionReducer) and len(groups) > 1:
+        return _call(reducer, "over", groups)
+    return _call(reducer, "cross_slot_reduce", list(chain.from_iterable(groups)))
 
 
 def _call(reducer: MetricReducer, phase: str, *args: Any) -> Any:

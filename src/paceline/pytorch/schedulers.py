@@ -26,6 +26,8 @@ class Moment:
     num_left: int | None
     epoch_length: int | None
     is_epoch_end: bool
+    num_ended: int = 0
+    """Epochs that ended since the optimizers stepped before: what counts where nobody knows the next end."""
 
 
 def is_update(batch: int, aggregation_frequency: int) -> bool:
@@ -42,14 +44,15 @@ def num_steps(mode: StepMode, frequency: int, moment: Moment, aggregation_freque
         return (moment.batch + 1) // frequency - first // frequency
     if mode is StepMode.STEP_EVERY_OPTIMIZER_STEP:
         return int(((moment.batch + 1) // aggregation_frequency) % frequency == 0)
-    ended = _num_epochs_ended(moment, aggregation_frequency)
-    return (moment.epoch + ended) // frequency - moment.epoch // frequency
-
-
-def _num_epochs_ended(moment: Moment, aggregation_frequency: int) -> int:
-    """Epochs that end before the optimizers step again."""
     if moment.num_left is None or moment.epoch_length is None:
-        return int(moment.is_epoch_end)
-    if moment.num_left >= aggregation_frequency:
+        ended = moment.epoch + moment.is_epoch_end
+        return ended // frequency - (ended - moment.num_ended) // frequency
+    ended = moment.epoch + _num_epochs_to_end(moment.num_left, moment.epoch_length, aggregation_frequency)
+    return ended // frequency - moment.epoch // frequency
+
+
+def _num_epochs_to_end(num_left: int, epoch_length: int, aggregation_frequency: int) -> int:
+    """Before the optimizers step again."""
+    if num_left >= aggregation_frequency:
         return 0
-    return 1 + (aggregation_frequency - 1 - moment.num_left) // max(1, moment.epoch_length)
+    return 1 + (aggregation_frequency - 1 - num_left) // max(1, epoch_length)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from paceline import session
-from paceline.checkpoints import load
+from paceline.checkpoints import Checkpoint, load
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.pytorch.context import PyTorchTrialContext
 from paceline.pytorch.loop import Loop
@@ -17,7 +19,18 @@ from paceline.pytorch.result import TrainResult
 from paceline.pytorch.trial import Evaluation, PyTorchTrial
 from paceline.pytorch.units import Batch, TrainUnit, more
 
-_TRAINED = "pytorch trial"
+logger = logging.getLogger(__name__)
+
+_TRAINERS = "pytorch trainers"
+
+
+@dataclass
+class _Trainers:
+    """Of one run, in this process."""
+
+    num_begun: int = 0
+    found: Mapping[str, Any] | None = None
+    """What this run had saved before it was interrupted, until the Trainer comes that made it."""
 
 
 class Trainer:
@@ -31,6 +44,8 @@ class Trainer:
             )
         self._trial, self._context = trial, context
         self._loop: Loop | None = None
+        self._done: Loop | None = None
+        """That of the last `fit`, where the next one goes on."""
         self._profiling: Profiling | None = None
 
     def fit(
@@ -44,13 +59,14 @@ class Trainer:
         checkpoint_policy: str = "best",
         test_mode: bool = False,
         *,
-        latest_checkpoint: str | os.PathLike[str] | None = None,
-        warm_start: str | os.PathLike[str] | None = None,
+        latest_checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+        warm_start: str | os.PathLike[str] | Checkpoint | None = None,
         step_zero_validation: bool = False,
         metric: str | None = None,
         smaller_is_better: bool = True,
     ) -> TrainResult:
-        """Train until `max_length` is reached, in all: what was trained before a restart counts.
+        """Train until `max_length` is reached, in all: what was trained before a restart counts, and what an earlier
+        `fit` of this Trainer has trained.
 
         Args:
             checkpoint_period, validation_period, reporting_period: `Batch`, `Epoch` or `Record`, counted from the
@@ -61,9 +77,10 @@ class Trainer:
             checkpoint_policy: what a validation means for checkpoints. "best": one is made if it is the best so far,
                 and only the best and the latest stay; "all": one is made, and all stay; "none": none is made for it.
             test_mode: one batch of training, one of validation, one checkpoint.
-            latest_checkpoint: a checkpoint of an earlier run, to go on from at its very batch. One that this run has
-                made before a restart goes first.
-            warm_start: a checkpoint to begin with: weights, optimizers, random numbers. Training starts at 0.
+            latest_checkpoint: a checkpoint of an earlier run, or its path, to go on from at its very batch. One that
+                this run has made before a restart goes first.
+            warm_start: a checkpoint to begin with: weights, optimizers, schedulers, callbacks, random numbers. Training
+                starts at 0.
             step_zero_validation: validate before the first batch.
             metric, smaller_is_better: which validation metric "best" is about. Default: "validation_loss", "val_loss",
                 "loss", or the only one there is.
@@ -83,7 +100,9 @@ class Trainer:
         self._aggregate(aggregation_frequency, average_aggregated_gradients)
         loop = self._begun(latest_checkpoint, warm_start)
         try:
-            return loop.run(plan.as_test() if test_mode else plan)
+            result = loop.run(plan.as_test(loop.lengths) if test_mode else plan)
+            self._done = loop
+            return result
         finally:
             self._loop = None
             loop.close()
@@ -91,7 +110,7 @@ class Trainer:
     def train_for(self, length: TrainUnit, **options: Any) -> TrainResult:
         """Train so much further, and come back: for loops of your own around it. The options are those of `fit`; what
         begins the training counts in the first call. Everything stays open until the context is left, or `fit` is
-        called, which goes on from here."""
+        called, which goes on from here; after `fit` it goes on from there."""
         loop = self._loop
         if loop is None:
             started = {name: options.pop(name, None) for name in ("latest_checkpoint", "warm_start")}
@@ -135,25 +154,55 @@ class Trainer:
             return self._loop
         if latest_checkpoint is not None and warm_start is not None:
             raise ArgumentError("fit() was given both latest_checkpoint, to go on, and warm_start, to begin: give one.")
-        loop = Loop(self._trial, self._context, self._profiling)
-        checkpoint: Mapping[str, Any] | None = self._resumed()
+        former, self._done = self._done, None
+        if latest_checkpoint is not None or warm_start is not None:
+            former = None
+        number, checkpoint = (former.number, None) if former is not None else _resumed()
         is_warm = checkpoint is None and warm_start is not None
         given = warm_start if is_warm else latest_checkpoint
         if checkpoint is None and given is not None:
-            checkpoint = load(os.fspath(given))
+            checkpoint = _given("warm_start" if is_warm else "latest_checkpoint", given)
+        loop = Loop(self._trial, self._context, self._profiling, number)
         try:
-            loop.begin(checkpoint, is_warm)
+            if former is not None:
+                loop.follow(former)
+            else:
+                loop.begin(checkpoint, is_warm)
         except BaseException:
             loop.close()
             raise
         return loop
 
-    def _resumed(self) -> Mapping[str, Any] | None:
-        """What this run has saved before it was interrupted; for the first trial of the run."""
-        running = session.current()
-        if running is None:
-            raise TrainerStateError("fit() is for the inside of `with pytorch.init() as context`, which has ended.")
-        if _TRAINED in running.extras:
-            return None
-        running.extras[_TRAINED] = True
-        return running.load_checkpoint()
+
+def _given(name: str, value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Checkpoint):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        raise ArgumentTypeError(
+            f"fit({name}=...) is a {type(value).__name__}; expected a checkpoint's path, or the checkpoint."
+        )
+    return load(os.fspath(value))
+
+
+def _resumed() -> tuple[int, Mapping[str, Any] | None]:
+    """Which Trainer of the run this is, from 0 on, and what it had saved before the run was interrupted. What another
+    one has saved is not its own: one that had finished before trains again, and the other goes on when its turn comes.
+    """
+    running = session.current()
+    if running is None:
+        raise TrainerStateError("fit() is for the inside of `with pytorch.init() as context`, which has ended.")
+    known = running.extras.get(_TRAINERS)
+    if known is None:
+        known = running.extras[_TRAINERS] = _Trainers(found=running.load_checkpoint())
+    number, known.num_begun = known.num_begun, known.num_begun + 1
+    if known.found is None:
+        return number, None
+    if known.found.get("trainer", 0) != number:
+        logger.warning(
+            "The run's checkpoint is not of its pytorch.Trainer number %d, which begins anew: use one Trainer for each "
+            "run if that takes long.",
+            number + 1,
+        )
+        return number, None
+    found, known.found = known.found, None
+    return number, found

@@ -110,6 +110,15 @@ class Evaluation:
             )
         return dict(metrics)
 
+    def whole(self, data_loader: Any) -> dict[str, Any]:
+        """What `evaluate_full_dataset` says of it."""
+        metrics = self._trial.evaluate_full_dataset(data_loader)
+        if not isinstance(metrics, Mapping):
+            raise ArgumentTypeError(
+                f"evaluate_full_dataset() returned a {type(metrics).__name__}; expected a dict of metrics by name."
+            )
+        return dict(metrics)
+
     def reducers(self, names: list[str]) -> dict[str, Reducer]:
         given = self._trial.evaluation_reducer()
         if isinstance(given, Reducer):
