@@ -300,6 +300,13 @@ def test_unknown_mode_is_refused():
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("name", "said"), [("searcher", "report_progress"), ("profiler", "profile"), ("x", "no 'x'")])
+def test_what_the_context_does_not_have(context, name, said):
+    with pytest.raises(AttributeError, match=said):
+        getattr(context, name)
+    assert not hasattr(context, name)
+
+
 def test_numbers_of_a_rank_by_method():
     six = dict(rank=3, size=8, local_rank=1, local_size=2, cross_rank=1, cross_size=4)
     ranks = core.DistributedContext(**six, chief_ip="10.0.0.1", chief_port=1)
