@@ -46,6 +46,18 @@ def test_result_and_run_folder(tmp_path):
     assert result.best_validation == pytest.approx(np.mean(((weight - 1) * rows) ** 2), rel=1e-5)
 
 
+def test_who_reads_the_log_sees_metrics_and_checkpoints(tmp_path, caplog):
+    caplog.set_level("INFO", "paceline")
+    _, result = train(tmp_path, Batch(4), validation_period=Batch(4))
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("paceline.pytorch")]
+    training, held_out = result.training_metrics["loss"], result.validation_metrics["validation_loss"]
+    assert lines == [
+        f"batches 4  epochs 0  records 16  loss {training:.4g}",
+        f"batches 4  epochs 0  records 16  validation_loss {held_out:.4g}",
+        f"Saved {result.latest_checkpoint}",
+    ]
+
+
 @pytest.mark.parametrize(("policy", "expected"), [("all", [2, 4, 6, 8]), ("best", [2, 8]), ("none", [8])])
 def test_policy_decides_which_checkpoints_stay(tmp_path, policy, expected):
     class Worse(OneWeight):
