@@ -21,6 +21,8 @@ _NEEDS_DYNAMO = re.compile(
     r"DistributedDataParallel|torch\.compile|fully_shard|FullyShardedDataParallel|prepare_model|paceline\.accelerate"
 )
 _NEEDS_US = re.compile(r"\bpaceline\b")
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
+"""Also those of another Python's folders, which a virtual environment may see, and of the user's in ~/.local."""
 
 
 def modules_needed(script: str, path: Sequence[str]) -> tuple[str, ...]:
@@ -71,7 +73,7 @@ def file_of(name: str, path: Sequence[str]) -> str | None:
     for part in name.split("."):
         found = PathFinder.find_spec(part, places) if part else None
         origin = (found.origin if found is not None else None) or ""
-        if found is None or origin.startswith(_library_dirs()):
+        if found is None or origin.startswith(_library_dirs()) or _INSTALLED.search(origin):
             return None
         places = found.submodule_search_locations
         if places is None:
