@@ -477,6 +477,9 @@ def test_profile_is_told_and_drawn(tmp_path, capsys):
         trainer = pytorch.Trainer(OneWeight(context), context)
         trainer.configure_profiler()
         assert trainer.fit(max_length=Batch(7)).profile.num_steps == 7, "also of the last moments"
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        trainer = pytorch.Trainer(OneWeight(context), context)
+        assert trainer.fit(max_length=Batch(3), profiling_enabled=True).profile.num_steps == 3
     with pytest.raises(ArgumentError, match="it would end before it begins"):
         trainer.configure_profiler(begin_on_batch=5, end_after_batch=4)
 
@@ -629,6 +632,10 @@ def test_checkpoint_of_something_else(tmp_path):
 def test_trial_comes_back_from_a_checkpoint(tmp_path):
     trial, result = train(tmp_path, Batch(5))
     loaded = pytorch.load_trial_from_checkpoint_path(result.latest_checkpoint, OneWeight)
+    assert loaded.weight() == trial.weight()
+    loaded = pytorch.load_trial_from_checkpoint_path(
+        result.latest_checkpoint, OneWeight, torch_load_kwargs={"map_location": "cpu"}
+    )
     assert loaded.weight() == trial.weight()
     with pytest.raises(ArgumentError, match="say trusted=True"):
         pytorch.load_trial_from_checkpoint_path(result.latest_checkpoint)
