@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStrategy
     from paceline.checkpoints import load as read_checkpoint
     from paceline.control.iterator import RunIterator, SGDIterator
+    from paceline.core.cluster import get_cluster_info
     from paceline.core.record import record_run
     from paceline.errors import PacelineError
     from paceline.prepare import (
@@ -82,6 +83,7 @@ _HOMES = {
     ],
     "paceline.checkpoints": ["Checkpoint", "CheckpointInfo", "CheckpointStrategy", "read_checkpoint"],
     "paceline.control.iterator": ["RunIterator", "SGDIterator"],
+    "paceline.core.cluster": ["get_cluster_info"],
     "paceline.core.record": ["record_run"],
     "paceline.errors": ["PacelineError"],
     "paceline.prepare": [
@@ -152,6 +154,7 @@ __all__ = [
     "backward",
     "enable_reproducibility",
     "gather_for_metrics",
+    "get_cluster_info",
     "get_data_shard",
     "get_dataset",
     "get_datasets",

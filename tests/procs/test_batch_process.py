@@ -64,6 +64,32 @@ def test_one_process(tmp_path):
     assert written(tmp_path / "out") == EXPECTED
 
 
+class Telling(Doubling):
+    """Asks and tells by methods."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.place = (context.get_distributed_rank(), context.get_distributed_size())
+        self.traces = context.get_tensorboard_path()
+
+    def on_checkpoint_start(self):
+        with self.context.upload_path() as path:
+            (path / "rows.json").write_text(json.dumps(self.rows))
+        self.rows = []
+
+    def on_finish(self):
+        (self.traces / "trace").touch()
+        self.context.report_metrics("inference", steps_completed=5, metrics={"rank": self.place[0]})
+
+
+def test_processor_reports_uploads_and_traces(tmp_path):
+    pytorch.torch_batch_process(Telling, Numbers(), batch_size=8, output_dir=tmp_path / "out", logdir=tmp_path / "log")
+    assert written(tmp_path / "out") == EXPECTED
+    run = paceline.load_run(tmp_path / "log")
+    assert run.metrics["inference/rank"].dropna().tolist() == [0]
+    assert (run.path / "tensorboard" / "trace").exists()
+
+
 def test_no_more_than_asked_for(tmp_path):
     pytorch.torch_batch_process(Doubling, Numbers(), 8, max_batches=3, output_dir=tmp_path / "out", logdir=tmp_path)
     assert written(tmp_path / "out") == EXPECTED[:24]

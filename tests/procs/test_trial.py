@@ -46,6 +46,18 @@ def test_result_and_run_folder(tmp_path):
     assert result.best_validation == pytest.approx(np.mean(((weight - 1) * rows) ** 2), rel=1e-5)
 
 
+def test_who_reads_the_log_sees_metrics_and_checkpoints(tmp_path, caplog):
+    caplog.set_level("INFO", "paceline")
+    _, result = train(tmp_path, Batch(4), validation_period=Batch(4))
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("paceline.pytorch")]
+    training, held_out = result.training_metrics["loss"], result.validation_metrics["validation_loss"]
+    assert lines == [
+        f"batches 4  epochs 0  records 16  loss {training:.4g}",
+        f"batches 4  epochs 0  records 16  validation_loss {held_out:.4g}",
+        f"Saved {result.latest_checkpoint}",
+    ]
+
+
 @pytest.mark.parametrize(("policy", "expected"), [("all", [2, 4, 6, 8]), ("best", [2, 8]), ("none", [8])])
 def test_policy_decides_which_checkpoints_stay(tmp_path, policy, expected):
     class Worse(OneWeight):
@@ -641,6 +653,9 @@ def test_profile_is_told_and_drawn(tmp_path, capsys):
         trainer = pytorch.Trainer(OneWeight(context), context)
         trainer.configure_profiler()
         assert trainer.fit(max_length=Batch(7)).profile.num_steps == 7, "also of the last moments"
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        trainer = pytorch.Trainer(OneWeight(context), context)
+        assert trainer.fit(max_length=Batch(3), profiling_enabled=True).profile.num_steps == 3
     with pytest.raises(ArgumentError, match="it would end before it begins"):
         trainer.configure_profiler(begin_on_batch=5, end_after_batch=4)
 
@@ -977,6 +992,10 @@ def test_checkpoint_of_something_else(tmp_path):
 def test_trial_comes_back_from_a_checkpoint(tmp_path):
     trial, result = train(tmp_path, Batch(5))
     loaded = pytorch.load_trial_from_checkpoint_path(result.latest_checkpoint, OneWeight)
+    assert loaded.weight() == trial.weight()
+    loaded = pytorch.load_trial_from_checkpoint_path(
+        result.latest_checkpoint, OneWeight, torch_load_kwargs={"map_location": "cpu"}
+    )
     assert loaded.weight() == trial.weight()
     with pytest.raises(ArgumentError, match="say trusted=True"):
         pytorch.load_trial_from_checkpoint_path(result.latest_checkpoint)

@@ -372,6 +372,24 @@ def test_unknown_mode_is_refused():
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("name", "said"), [("searcher", "report_progress"), ("profiler", "profile"), ("x", "no 'x'")])
+def test_what_the_context_does_not_have(context, name, said):
+    with pytest.raises(AttributeError, match=said):
+        getattr(context, name)
+    assert not hasattr(context, name)
+
+
+def test_numbers_of_a_rank_by_method():
+    six = dict(rank=3, size=8, local_rank=1, local_size=2, cross_rank=1, cross_size=4)
+    ranks = core.DistributedContext(**six, chief_ip="10.0.0.1", chief_port=1)
+    asked = (ranks.get_rank(), ranks.get_size(), ranks.get_local_rank(), ranks.get_local_size(), ranks.get_num_agents())
+    assert asked == (3, 8, 1, 2, 4)
+
+
+def test_no_master_has_started_the_script(context):
+    assert paceline.get_cluster_info() is None
+
+
 def test_lowest_rank_gives_what_several_have():
     assert owners_of([{"a": "1"}, {"a": "1", "b": "2"}, {"b": "2", "c/d": "3"}]) == {"a": 0, "b": 1, "c/d": 2}
 

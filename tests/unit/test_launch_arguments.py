@@ -117,6 +117,11 @@ REFUSED = [
     (["run", "--engine", "local", "--preload", "no_such_package.part", "train.py"], "no such module"),
     (["run", "--nnodes", "2", "train.py"], "--engine ray"),
     (["run", "--logdir", "s3://bucket", "train.py"], "local folder"),
+    (["run", "--rdzv-backend=c10d", "--rdzv_endpoint", "localhost:0", "train.py"], "find each other"),
+    (["run", "--master_port", "29500", "train.py"], "find each other"),
+    (["run", "--log-dir", "logs", "train.py"], "--logdir says where"),
+    (["run", "--tee", "3", "train.py"], "in the run folder"),
+    (["run", "--monitor-interval", "1", "train.py"], "when it happens"),
 ]
 
 
@@ -178,6 +183,16 @@ def test_imports_are_found_through_the_users_own_modules(tmp_path):
     needed = modules_needed(str(tmp_path / "reports.py"), sys.path)
     assert "torch._dynamo" not in needed
     assert needed
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_own"), [("lib/site-packages", False), ("lib/dist-packages", False), ("src", True)]
+)
+def test_what_another_python_has_installed_is_not_the_users_own(tmp_path, folder, is_own):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "vendored.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
+    (tmp_path / "train.py").write_text("import vendored\n")
+    assert bool(modules_needed(str(tmp_path / "train.py"), [str(tmp_path / folder)])) == is_own
 
 
 def test_environ_is_torchruns():

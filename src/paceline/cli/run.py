@@ -17,6 +17,14 @@ A worker that is killed costs a restart of all; paceline.report, save_checkpoint
 in the script. What follows the script's name is the script's.
 """
 
+# Options of torchrun's that have nothing to say here: known, so that who brings them hears what to do.
+_MEETING = ["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port", "node-rank"]
+_OUTPUT = ["log-dir", "redirects", "tee"]
+
+
+def _names(options: list[str]) -> list[str]:
+    return [f"--{name}" for option in options for name in dict.fromkeys((option, option.replace("-", "_")))]
+
 
 def run(
     words: Annotated[
@@ -64,6 +72,9 @@ def run(
     ] = None,
     standalone: Annotated[bool, typer.Option("--standalone", help="Nothing: it is always so.")] = False,
     num_nodes: Annotated[str, typer.Option("--nnodes", hidden=True, help="Accepted if it is 1.")] = "1",
+    meeting: Annotated[str | None, typer.Option(*_names(_MEETING), hidden=True)] = None,
+    output: Annotated[str | None, typer.Option(*_names(_OUTPUT), "-r", "-t", hidden=True)] = None,
+    interval: Annotated[str | None, typer.Option(*_names(["monitor-interval"]), hidden=True)] = None,
 ) -> None:
     from paceline.errors import ArgumentError
     from paceline.launch.launcher import Launch, program_of, refuse, run_to_exit_code
@@ -72,6 +83,7 @@ def run(
     try:
         if num_nodes not in ("1", "1:1"):
             raise ArgumentError(f"--nnodes {num_nodes}: for more than one machine, say --engine ray -n NUMBER.")
+        _refuse_torchruns(meeting, output, interval)
         program = program_of(words, is_module=is_module, no_python=no_python)
         launch = Launch(
             num_workers=size_of(num_workers),
@@ -86,6 +98,23 @@ def run(
     except ArgumentError as error:
         raise typer.Exit(refuse(error)) from None
     raise typer.Exit(run_to_exit_code(program, launch))
+
+
+def _refuse_torchruns(meeting: str | None, output: str | None, interval: str | None) -> None:
+    from paceline.errors import ArgumentError
+
+    if meeting is not None:
+        raise ArgumentError(
+            f"Leave out {', '.join(f'--{option}' for option in _MEETING)}: workers on one machine find each other. "
+            "On several machines, say --engine ray."
+        )
+    if output is not None:
+        raise ArgumentError(
+            f"Leave out {', '.join(f'--{option}' for option in _OUTPUT)}: each rank's output is in the run folder and "
+            "on the terminal. --logdir says where the run folder is."
+        )
+    if interval is not None:
+        raise ArgumentError("Leave out --monitor-interval: the end of a worker is noticed when it happens.")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import session
 from paceline.arguments import strategy_of
@@ -38,6 +38,19 @@ class Context:
     preempt: PreemptContext
     run_dir: Path | None
     """The run folder; None in a Trainer's worker on a machine that does not see it."""
+
+    if not TYPE_CHECKING:  # a type checker shall go on to say that they are not there
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(_ELSEWHERE.get(name, f"The context of core.init() has no {name!r}."))
+
+
+_ELSEWHERE = {
+    "searcher": "The context of core.init() has no searcher, because nobody else decides how long a script trains: "
+    "loop as long as its own arguments say, and tell how far it is with context.train.report_progress(0.3).",
+    "profiler": "The context of core.init() has no profiler: use `with paceline.profile() as profiler`.",
+}
+"""What Determined has in its context."""
 
 
 @contextmanager

@@ -148,6 +148,24 @@ class DistributedContext:
             local_world_size=self.local_size,
         )
 
+    # The same numbers by the names under which many scripts ask for them.
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def get_size(self) -> int:
+        return self.size
+
+    def get_local_rank(self) -> int:
+        return self.local_rank
+
+    def get_local_size(self) -> int:
+        return self.local_size
+
+    def get_num_agents(self) -> int:
+        """`cross_size`: the number of machines."""
+        return self.cross_size
+
     def gather(self, stuff: Any) -> list[Any] | None:
         """What all ranks give, in rank order, on the chief; None elsewhere."""
         return self._collect("all", "gather", stuff, self.size)

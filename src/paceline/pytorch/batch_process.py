@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,27 @@ class TorchBatchProcessorContext:
         """A metric over all rows: reported at the end. What its `per_slot_reduce` gives is kept with checkpoints, and
         has to be of what they can hold."""
         return self.reducers.wrap(reducer, name, for_training=False, for_validation=True)
+
+    def get_distributed_rank(self) -> int:
+        return self.distributed.rank
+
+    def get_distributed_size(self) -> int:
+        return self.distributed.size
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """As `core`'s: equally often on all ranks, or on rank 0 alone."""
+        self.core.train.report_metrics(group, steps_completed, metrics)
+
+    def get_tensorboard_path(self) -> Path:
+        """A folder of the run's, whose files TensorBoard shows."""
+        path = (self.core.run_dir or Path.cwd()) / "tensorboard"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @contextmanager
+    def upload_path(self) -> Iterator[Path]:
+        """`output_dir`, as a block: what is written there is kept in the same way."""
+        yield self.output_dir
 
     @property
     def output_dir(self) -> Path:

@@ -19,6 +19,7 @@ def load_trial_from_checkpoint_path(
     path: str | os.PathLike[str],
     trial_class: type[PyTorchTrial] | None = None,
     trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
     *,
     hparams: dict[str, Any] | None = None,
     trusted: bool = False,
@@ -29,6 +30,7 @@ def load_trial_from_checkpoint_path(
         trial_class: of the trial. Without it, and with `trusted=True`, the class that the checkpoint names is imported:
             reading a checkpoint runs no code unless you say so.
         trial_kwargs: further arguments of its constructor.
+        torch_load_kwargs: ignored. Checkpoints are not read by torch.load, and weights come to where the model is.
         hparams: instead of those in the checkpoint.
     """
     checkpoint = checkpoints.load(os.fspath(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ from paceline.pytorch.result import Reason, TrainResult
 from paceline.pytorch.schedulers import Moment
 from paceline.pytorch.trial import Evaluation, PyTorchTrial
 from paceline.pytorch.units import Lengths
+
+logger = logging.getLogger(__name__)
 
 
 class Loop:
@@ -210,6 +213,8 @@ class Loop:
     def _tell(self, values: dict[str, Any]) -> None:
         where = {"batches": self.lengths.batches, "epochs": self.lengths.epochs, "records": self.lengths.records}
         paceline.report(**{**where, **values})
+        if self._ranks.is_chief:
+            logger.info("%s", _Told(where | values))
 
     def _progress(self, plan: Plan) -> None:
         length = self._feed.epoch_length
@@ -276,6 +281,8 @@ class Loop:
             own["gradients"] = self._optimization.gradients(self.lengths.batches)
             self._score.save(state, directory, own, is_validated)
         self._saved_at, self._latest = self.lengths.batches, path
+        if self._ranks.is_chief:
+            logger.info("Saved %s", path)
         if self.callbacks.listens("on_checkpoint_upload_end"):
             self._score.settle()
             self.callbacks.tell("on_checkpoint_upload_end", path)
@@ -316,3 +323,17 @@ class Loop:
             self._context.core.run_dir,
             None if self._profiling is None else self._profiling.verdict(),
         )
+
+
+class _Told:
+    """Values as a line of a log; made only if somebody reads it."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self._values = values
+
+    def __str__(self) -> str:
+        return "  ".join(f"{name} {_short(value)}" for name, value in self._values.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -64,6 +64,7 @@ class Trainer:
         step_zero_validation: bool = False,
         metric: str | None = None,
         smaller_is_better: bool = True,
+        profiling_enabled: bool = False,
     ) -> TrainResult:
         """Train until `max_length` is reached, in all: what was trained before a restart counts, and what an earlier
         `fit` of this Trainer has trained.
@@ -84,6 +85,7 @@ class Trainer:
             step_zero_validation: validate before the first batch.
             metric, smaller_is_better: which validation metric "best" is about. Default: "validation_loss", "val_loss",
                 "loss", or the only one there is.
+            profiling_enabled: as `configure_profiler()` before it, which also says which batches.
         """
         if max_length is None and not test_mode:
             raise ArgumentError("fit() was given no max_length; expected a length, such as pytorch.Epoch(3).")
@@ -98,6 +100,8 @@ class Trainer:
             step_zero_validation,
         )
         self._aggregate(aggregation_frequency, average_aggregated_gradients)
+        if profiling_enabled and self._profiling is None:
+            self.configure_profiler()
         loop = self._begun(latest_checkpoint, warm_start)
         try:
             result = loop.run(plan.as_test(loop.lengths) if test_mode else plan)
