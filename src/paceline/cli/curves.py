@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def draw(curves: Mapping[str, Points], size: tuple[int, int], is_coloured: bool = False) -> list[str]:
-    """Lines of at most `size[0]` characters, the plot itself `size[1]` high; below it which steps, and whose curve it is.
+    """Lines of at most `size[0]` characters, the plot itself `size[1]` high, names above and steps below.
     Without colours each of several curves has a plot of its own, since nobody could tell them apart."""
     curves = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()}
     curves = {name: points for name, points in curves.items() if points}

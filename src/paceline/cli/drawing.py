@@ -1,5 +1,4 @@
-"""Text for a terminal: clean, in columns, in colour where that is wanted, with curves. Pure, but for what it asks of the
-terminal."""
+"""Text for a terminal: clean, in columns, in colour where that is wanted. Pure but for questions to the terminal."""
 
 import math
 import os

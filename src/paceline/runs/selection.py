@@ -33,7 +33,7 @@ def select_one(words: Sequence[str], names: Sequence[str], tags_of: Tagged) -> s
 
 
 def select(words: Sequence[str], names: Sequence[str], tags_of: Tagged) -> list[str]:
-    """All that are meant, newest first, and at least one. A glob and a tag mean several; anything else one of a name."""
+    """All that are meant, newest first, and at least one. A glob or a tag may mean several; others mean one."""
     for word in words:
         if word.startswith("-") and not _BACK.fullmatch(word):
             raise ArgumentError(

@@ -38,6 +38,7 @@ class Curve:
 class Summary:
     num_steps: int = 0
     metrics: Mapping[str, Curve] = field(default_factory=dict)
+    """Without those that Paceline adds, whose names begin with _."""
     config: Mapping[str, Any] = field(default_factory=dict)
     num_workers: int | None = None
     function: str | None = None
@@ -49,7 +50,7 @@ class Summary:
         """The one to show if there is room for one."""
         if self.score in self.metrics:
             return self.score
-        wanted = [name for name in self.metrics if not name.startswith(("_", *_COUNTERS))]
+        wanted = [name for name in self.metrics if not name.startswith(_COUNTERS)]
         losses = [name for name in wanted if "loss" in name.lower()]
         validated = [name for name in losses if "val" in name.lower()]
         return next(iter([*validated, *losses, *wanted]), None)
@@ -90,7 +91,7 @@ def read_summary(path: str) -> Summary:
     score = strategy.get("checkpoint_score_attribute") if isinstance(strategy, dict) else None
     return Summary(
         num_steps=max((steps[-1] for steps, _ in series.values() if steps), default=0),
-        metrics={name: _curve(values) for name, (_, values) in series.items() if values},
+        metrics={name: _curve(values) for name, (_, values) in series.items() if values and not name.startswith("_")},
         config=config if isinstance(config, dict) else {},
         num_workers=workers if type(workers) is int else None,
         function=name if isinstance(name, str) else None,
