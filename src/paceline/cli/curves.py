@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from paceline.cli.drawing import cells, cut, number, paint
+from paceline.cli.drawing import cells, cut, number, paint, share
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _PALETTE = ("cyan", "yellow", "green", "red", "blue")
@@ -58,4 +58,4 @@ def _dot(
 
 
 def _scaled(value: float, low: float, high: float, most: int) -> int:
-    return 0 if high == low else round((value - low) / (high - low) * most)
+    return round(share(value, low, high) * most)

@@ -71,7 +71,7 @@ def cut(text: str, most: int) -> str:
     if cells(text) <= most:
         return text
     if most < 2:
-        return text[: max(0, most)]
+        return "…" * most
     head, tail = "", ""
     while True:
         part = "head" if cells(head) <= cells(tail) else "tail"
@@ -117,9 +117,11 @@ def _fit(columns: Sequence[Column], widths: dict[int, int], most: int) -> dict[i
         for place in sorted((p for p in widths if columns[p].rank == 0), key=lambda p: -widths[p]):
             widths[place] = max(min(widths[place], least_of), widths[place] - max(0, over()))
 
-    shrink(28)
-    while over() > 0 and any(columns[place].rank for place in widths):
-        del widths[max(widths, key=lambda place: columns[place].rank)]
+    # Long names give way before a column goes that says something; what says little goes before names are cut short.
+    for length, lowest in ((28, 5), (14, 1)):
+        shrink(length)
+        while over() > 0 and max(columns[place].rank for place in widths) >= lowest:
+            del widths[max(widths, key=lambda place: columns[place].rank)]
     shrink(1)
     return widths
 
@@ -140,7 +142,7 @@ def _line(
     return "  ".join(found).rstrip()
 
 
-def spark(values: Sequence[float], size: int = 10) -> str:
+def spark(values: Sequence[float], size: int = 8) -> str:
     """A curve in one line."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
@@ -150,7 +152,12 @@ def spark(values: Sequence[float], size: int = 10) -> str:
     low, high = min(values), max(values)
     if high == low:
         return _BARS[0] * len(values)
-    return "".join(_BARS[min(7, int(8 * (value - low) / (high - low)))] for value in values)
+    return "".join(_BARS[min(7, int(8 * share(value, low, high)))] for value in values)
+
+
+def share(value: float, low: float, high: float) -> float:
+    """Where it is between two others, from 0 to 1. Halved, since the distance of the largest floats is none."""
+    return (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
 
 
 def number(value: float | None) -> str:
@@ -161,16 +168,16 @@ def number(value: float | None) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def span(seconds: float | None) -> str:
-    """A length of time in at most six characters."""
+def span(seconds: float | None, is_rough: bool = False) -> str:
+    """A length of time in a few characters; roughly, in its largest unit alone."""
     if seconds is None or seconds < 0:
         return ""
-    if seconds < 10:
+    if seconds < 10 and not is_rough:
         return f"{seconds:.1f}s"
     for size, unit, smaller, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if seconds >= size:
             rest = int(seconds % size // smaller)
-            is_whole = rest == 0 or seconds >= 10 * size
+            is_whole = is_rough or rest == 0 or seconds >= 10 * size
             return f"{int(seconds // size)}{unit}" + ("" if is_whole else f"{rest}{name}")
     return f"{int(seconds)}s"
 

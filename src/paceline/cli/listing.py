@@ -19,10 +19,10 @@ COLUMNS = (
     Column("state", least=9),
     Column("steps", is_right=True, least=4),
     Column("metric", rank=1),
-    Column("curve", rank=4),
+    Column("curve", rank=3),
     Column("workers", rank=6, is_right=True),
     Column("age", rank=2, is_right=True),
-    Column("took", rank=3, is_right=True),
+    Column("took", rank=4, is_right=True),
     Column("tags", rank=5),
 )
 _SORTS = ("created", "name", "state", "steps", "workers", "age", "duration")
@@ -149,7 +149,7 @@ def _cells(row: Row, metric: str | None) -> tuple[str, ...]:
         f"{clean(key or '')} {number(curve.last)}" if curve else "",
         spark(curve.points) if curve and len(curve.points) > 1 else "",
         "" if summary.num_workers is None else str(summary.num_workers),
-        span(row.age_s),
+        span(row.age_s, is_rough=True),
         span(row.duration_s),
         " ".join(sorted(row.tags)),
     )

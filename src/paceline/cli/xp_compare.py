@@ -209,11 +209,17 @@ def _metric_lines(found: dict[str, Any]) -> list[str]:
         if parting is None:
             lines.append(f"{clean(name)}: the same at every step")
         else:
-            values = " and ".join("none" if parting[side] is None else repr(parting[side]) for side in "ab")
+            values = _told_apart(parting["a"], parting["b"])
             lines.append(f"{clean(name)}: the same until step {parting['step']}, where they have {values}")
     for side, names in (("the first", found["only_a"]), ("the second", found["only_b"])):
         lines += [f"{clean(', '.join(names))}: only of {side}"] if names else []
     return lines or ["none in common"]
+
+
+def _told_apart(*values: float | None) -> str:
+    """With as many digits as it takes."""
+    short = ["none" if value is None else f"{value:.6g}" for value in values]
+    return " and ".join(short if len({*short}) > 1 else map(repr, values))
 
 
 def _data(a: "Run", b: "Run") -> str:

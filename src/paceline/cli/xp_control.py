@@ -71,6 +71,8 @@ def _stopped(found: Any, kill: bool, timeout_s: float, no_wait: bool) -> dict[st
             driver.send(signal.SIGTERM)
         if no_wait:
             return _told(found, run, "was asked to stop")
+        if timeout_s > 0:
+            say(f"{found.name} is asked to save and return; this waits up to {timeout_s:g} s for its end.")
         status = await_end(run, time.monotonic() + timeout_s)
         if not status.state.is_final and kill:
             driver.send(signal.SIGKILL)
