@@ -105,9 +105,22 @@ def test_run_that_does_not_listen_is_killed(start, xp, tmp_path, wait_until, wai
 
 
 def test_listing_imports_nothing_heavy(tmp_path, environ):
-    code = "import sys; from paceline.cli.app import app\napp(['xp', 'ls'], standalone_mode=False)\nprint(*sys.modules)"
+    code = (
+        "import sys; from paceline.cli.app import app\n"
+        "app(['xp', 'ls', '-n', '5', '--state', 'FAILED'], standalone_mode=False); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    heavy = {"torch", "ray", "pandas", "numpy", "fsspec", "rich", "paceline.trainer", "paceline.checkpoints"}
+    heavy = {
+        "torch",
+        "ray",
+        "pandas",
+        "numpy",
+        "fsspec",
+        "rich",
+        "pydantic",
+        "paceline.trainer",
+        "paceline.checkpoints",
+    }
     assert heavy & {*done.stdout.split()} == set()
 
 

@@ -6,9 +6,11 @@ import typer
 
 import paceline
 from paceline.cli import data, run, xp
+from paceline.cli.quick import QuickGroup
 
 app = typer.Typer(
     name="paceline",
+    cls=QuickGroup,
     help="Distributed training that feels like calling a function.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

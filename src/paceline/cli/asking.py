@@ -16,6 +16,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from paceline.cli.quick import QuickCommand
+
 OK, FAILED, USAGE, NOT_FOUND, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 124, 130
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -49,7 +51,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def add_verb(group: typer.Typer, name: str, help: str, verb: Callable[..., Any], **settings: Any) -> None:
     # `-1` is a run, not an option that nobody knows.
     context = {"ignore_unknown_options": True}
-    group.command(name, help=help, context_settings=context, **settings)(answering(verb))
+    group.command(name, cls=QuickCommand, help=help, context_settings=context, **settings)(answering(verb))
 
 
 def answering(verb: Verb) -> Verb:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.asking import Json, Yes, answering, confirm, give, give_json, say
+from paceline.cli.quick import QuickCommand, QuickGroup
 
 if TYPE_CHECKING:
     from paceline.cli.storage_tree import Entry
@@ -115,7 +116,7 @@ def _root(given: str | None) -> Path:
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(name="data", help=_HELP, no_args_is_help=True, rich_markup_mode=None)
-    group.command("show", help=_SHOW)(answering(show))
-    group.command("rm", help=_RM)(answering(rm))
+    group = typer.Typer(name="data", cls=QuickGroup, help=_HELP, no_args_is_help=True, rich_markup_mode=None)
+    group.command("show", cls=QuickCommand, help=_SHOW)(answering(show))
+    group.command("rm", cls=QuickCommand, help=_RM)(answering(rm))
     app.add_typer(group)

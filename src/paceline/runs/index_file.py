@@ -6,6 +6,7 @@ somebody else), reading answers with nothing and writing does nothing: then the 
 
 import hashlib
 import os
+import re
 import sqlite3
 import stat
 from collections.abc import Iterable, Mapping
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from paceline.json_text import decode, encode
-
 _APPLICATION_ID = 0x50414345
 _VERSION = 1
 _LOCKED_S = 0.2
+_ARE_NAMES = re.compile(r"[^./][^/]*(?:/[^./][^/]*)*", re.DOTALL)
+"""Joined by slashes, none of them hidden."""
 _TABLES = """
     CREATE TABLE root (path TEXT NOT NULL);
     CREATE TABLE folders (path TEXT PRIMARY KEY, mark TEXT NOT NULL, names TEXT) WITHOUT ROWID;
@@ -79,7 +80,7 @@ class IndexFile:
             return
         with suppress(sqlite3.Error, OSError, UnicodeError), closing(self._open()) as db:
             rows = [
-                (path, mark, None if names is None else encode(names))
+                (path, mark, None if names is None else "/".join(names))
                 for path, (mark, names) in folders
                 if all(map(_is_text, names or ()))
             ]
@@ -165,14 +166,9 @@ class IndexFile:
 
 def _names(text: Any) -> tuple[str, ...]:
     """They become paths: what is no name of a folder in this one is damage."""
-    names = decode(text)
-    if not isinstance(names, list) or not all(isinstance(name, str) and _is_name(name) for name in names):
+    if not isinstance(text, str) or "\0" in text or (text and not _ARE_NAMES.fullmatch(text)):
         raise ValueError(f"not names of folders: {text!r}")
-    return tuple(names)
-
-
-def _is_name(name: str) -> bool:
-    return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")
+    return tuple(text.split("/")) if text else ()
 
 
 def _changed(former: Mapping[str, Any], present: Mapping[str, Any]) -> list[tuple[str, Any]]:
