@@ -139,6 +139,28 @@ def test_there_are_no_runs(tmp_path, monkeypatch):
     assert xp_json("ls") == []
 
 
+def test_live_run_shows_its_progress(root):
+    with RunFolder.create(root / "live") as folder:
+        folder.set_state("RUNNING")
+        folder.record_step(1, 0, [{"loss": 0.5}])
+        folder.note_progress(0.25)
+        folder.beat()
+        assert xp("ls", "-n", 1).stdout.splitlines()[1].split()[:5] == ["live", "run_001", "RUNNING", "1", "25%"]
+        assert xp_json("show", "live")["progress"] == 0.25
+
+
+def test_loss_that_is_not_a_number(root):
+    with RunFolder.create(root / "diverged") as folder:
+        for step, loss in enumerate([0.5, 0.25, float("nan")], 1):
+            folder.record_step(step, 0, [{"loss": loss}])
+        folder.set_state("SUCCEEDED")
+    for _ in range(2):
+        assert "loss nan" in xp("ls", "--name", "diverged").stdout
+    assert xp_json("ls", "--name", "diverged")[0]["metrics"]["loss"] == {"last": None, "min": 0.25, "max": 0.5}
+    assert xp("ls", "-q", "--name", "d*", "--sort", "metrics.loss").stdout.split()[-1] == "diverged/run_001"
+    assert xp_json("diff", "diverged", "diverged")["metrics"]["parts_at"] == {"loss": None}
+
+
 def test_best(root):
     assert xp("best", "--metric", "loss", "-q").stdout == "digits/run_002\n"
     assert xp("best", "--metric", "accuracy", "-q").stdout == "digits/run_002\n"
@@ -352,7 +374,7 @@ def test_export(root, tmp_path):
     xp("export", "digits", "1", "-o", "m.csv")
     header, first, *_ = (tmp_path / "m.csv").read_text().splitlines()
     assert header.startswith("step,epoch,loss,accuracy,")
-    assert first.startswith("1,0.0,0.5,0.5,")
+    assert first.startswith("1,0,0.5,0.5,")
     xp("export", "digits", "1", "-o", "m.json")
     assert json.loads((tmp_path / "m.json").read_text())[3]["loss"] == 0.0625
     assert "expected a name that ends in" in xp("export", "digits", "-o", "x.zip", code=2).stderr

@@ -34,6 +34,8 @@ class Row:
     summary: Summary
     tags: frozenset[str]
     now: float
+    progress: float | None = None
+    """Of a run that goes on, from 0 to 1, if it says so."""
 
     @property
     def logdir(self) -> str:
@@ -86,6 +88,7 @@ class Row:
             "ended": self.found.ended,
             "duration_s": self.duration_s,
             "num_steps": summary.num_steps,
+            "progress": self.progress,
             "num_workers": summary.num_workers,
             "function": summary.function,
             "key_metric": summary.key_metric,
@@ -109,7 +112,10 @@ def find_key(config: Mapping[str, Any], key: str) -> Any:
 def rows_of(runs: Sequence[Found], store: Store) -> list[Row]:
     now = time.time()
     summaries = summarize(runs, store.cache)
-    return [Row(run, one, read_tags(run.path), now) for run, one in zip(runs, summaries, strict=True)]
+    return [
+        Row(run, one, read_tags(run.path), now, None if run.state.is_final else run.run.status.progress)
+        for run, one in zip(runs, summaries, strict=True)
+    ]
 
 
 def sorted_rows(rows: Sequence[Row], by: str) -> list[Row]:
@@ -145,7 +151,7 @@ def _cells(row: Row, metric: str | None) -> tuple[str, ...]:
         clean(row.logdir or "."),
         clean(row.run),
         row.found.state.value,
-        str(summary.num_steps) if summary.num_steps else "",
+        _steps(summary.num_steps, row.progress),
         f"{clean(key or '')} {number(curve.last)}" if curve else "",
         spark(curve.points) if curve and len(curve.points) > 1 else "",
         "" if summary.num_workers is None else str(summary.num_workers),
@@ -153,3 +159,8 @@ def _cells(row: Row, metric: str | None) -> tuple[str, ...]:
         span(row.duration_s),
         " ".join(sorted(row.tags)),
     )
+
+
+def _steps(num_steps: int, progress: float | None) -> str:
+    done = "" if progress is None else f" {min(1.0, max(0.0, progress)):.0%}"
+    return f"{num_steps or ''}{done}".strip()

@@ -196,8 +196,9 @@ def first_difference(one: tuple[list[int], list[float]], other: tuple[list[int],
     """A step that one of them alone has, differs too."""
     mine, theirs = (dict(zip(*series, strict=True)) for series in (one, other))
     for step in sorted({*mine, *theirs}):
-        if mine.get(step) != theirs.get(step):
-            return {"step": step, "a": mine.get(step), "b": theirs.get(step)}
+        a, b = mine.get(step), theirs.get(step)
+        if a != b and not (a != a and b != b):  # NaN is the same as NaN
+            return {"step": step, "a": a, "b": b}
     return None
 
 

@@ -85,6 +85,7 @@ def _lines(run: "Run", row: "Row", most: int, is_on: bool) -> list[str]:
         ("function", summary.function or ""),
         ("workers", "" if summary.num_workers is None else str(summary.num_workers)),
         ("steps", str(summary.num_steps)),
+        ("progress", "" if row.progress is None else f"{row.progress:.0%}"),
         ("began", f"{span(row.age_s)} ago" if row.age_s is not None else ""),
         ("took" if status.state.is_final else "running for", span(row.duration_s)),
         ("tags", " ".join(sorted(row.tags))),

@@ -4,6 +4,7 @@ A metric is a number that ranks report; of each step, that of the first rank tha
 after a restart, the last time counts.
 """
 
+import math
 import os
 import time
 from bisect import bisect_left
@@ -118,11 +119,11 @@ def collect(lines: Iterable[Mapping[str, Any]], rank: int | None = None) -> dict
             continue  # a rank of a former attempt that was heard late
         for reported in ranks if rank is None else ranks[rank : rank + 1]:
             for name, value in reported.items() if isinstance(reported, dict) else ():
-                if type(value) is float or type(value) is int:
+                if value is None or type(value) is float or type(value) is int:
                     steps, values = series.setdefault(name, ([], []))
                     if not steps or steps[-1] < step:
                         steps.append(step)
-                        values.append(float(value))
+                        values.append(math.nan if value is None else value)  # so it is written
     return series
 
 
@@ -161,7 +162,8 @@ def spread(values: Sequence[float], num: int = _NUM_POINTS) -> tuple[float, ...]
 
 
 def _curve(values: Sequence[float]) -> Curve:
-    return Curve(values[-1], min(values), max(values), spread(values))
+    known = [value for value in values if not math.isnan(value)] or [math.nan]
+    return Curve(values[-1], min(known), max(known), spread(values))
 
 
 def _read_request(path: str) -> dict[str, Any]:
@@ -185,11 +187,15 @@ def _mark(run: Found) -> tuple[str, bool]:
     return " ".join(marks), is_lasting
 
 
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
 def _from_bytes(content: bytes) -> Summary | None:
     fields = decode(content)
     try:
         metrics = {
-            name: Curve(float(one["last"]), float(one["least"]), float(one["most"]), tuple(map(float, one["points"])))
+            name: Curve(*map(_number, (one["last"], one["least"], one["most"])), tuple(map(_number, one["points"])))
             for name, one in fields["metrics"].items()
         }
         return Summary(**{**fields, "metrics": metrics})
