@@ -452,6 +452,38 @@ def test_hostile_folder_does_nothing(hostile, words, code, monkeypatch):
         assert "were left out" in result.stderr
 
 
+@pytest.mark.parametrize("words", [["ls"], ["show", "deep"], ["compare", "deep", "digits"], ["diff", "deep", "digits"]])
+def test_values_that_are_nested_without_end(root, words):
+    run_dir = root / "deep" / "run_001"
+    shutil.copytree(root / "digits" / "run_001", run_dir)
+    nested = "[" * 500 + "]" * 500
+    (run_dir / "run.json").write_text(f'{{"config": {{"x": {nested}}}, "num_workers": {nested}, "function": {nested}}}')
+    (run_dir / "events.jsonl").write_text(f'{{"kind": {nested}, "time": {nested}, "parts_s": {nested}}}\n')
+    (run_dir / "environment.json").write_text(f'{{"python": {nested}, "git": {nested}, "packages": {{"x": {nested}}}}}')
+    for options in ([], ["--json"]):
+        xp(*words, *options)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), 1e300, -1e300, 0])
+def test_times_beyond_all_measure(root, value):
+    status = root / "digits" / "run_001" / "status.json"
+    fields = json.loads(status.read_text())
+    status.write_text(json.dumps({**fields, "created": value, "started": value, "ended": value}))
+    for _ in range(2):
+        assert len(xp("ls", "-q").stdout.split()) == 3
+        xp("ls")
+        xp("show", "digits/1")
+
+
+def test_log_and_archive_without_end(root):
+    log = root / "digits" / "run_001" / "logs" / "rank_0.log"
+    log.touch()
+    os.truncate(log, 2**40)
+    assert len(xp("logs", "digits", "1", "--tail", "1", "--grep", "nothing").stdout) == 0
+    assert "no room for so much" in xp("export", "digits", "1", "-o", "x.tar", code=2).stderr
+    assert not os.path.exists("x.tar")
+
+
 def test_trash_that_names_other_places_restores_nothing(root, tmp_path):
     for name in ("../escaped", "/etc/x", ".hidden/x", "a/../../b"):
         place = root / ".trash" / f"t{abs(hash(name))}"

@@ -10,7 +10,7 @@ Data goes to stdout, words about it to stderr.
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -86,7 +86,7 @@ def say(text: str) -> None:
         print(clean(line), file=sys.stderr, flush=True)
 
 
-def give(lines: Sequence[str]) -> None:
+def give(lines: Iterable[str]) -> None:
     """They are clean."""
     for line in lines:
         print(line)

@@ -90,12 +90,12 @@ def rm(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    from paceline.cli.drawing import size_of
+    from paceline.cli.drawing import clean, size_of
     from paceline.cli.storage_tree import measure, remove
 
     top = _root(root)
     entry = measure(top, path, 1)
-    what = f"{os.path.join(top, path)} ({size_of(entry.num_bytes)}, {entry.num_files} files)"
+    what = f"{clean(os.path.join(top, path))} ({size_of(entry.num_bytes)}, {entry.num_files} files)"
     if not confirm(f"Remove {what} for good?", yes):
         raise typer.Exit(2)
     remove(top, path)

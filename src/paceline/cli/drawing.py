@@ -1,5 +1,6 @@
 """Text for a terminal: clean, in columns, in colour where that is wanted. Pure but for questions to the terminal."""
 
+import functools
 import math
 import os
 import re
@@ -9,7 +10,14 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_BAD = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_BAD = (
+    *range(0x20),
+    *range(0x7F, 0xA0),
+    *(0x200B, 0x200E, 0x200F, 0xFEFF),
+    *range(0x2028, 0x202F),  # line ends, and marks that turn the direction of writing
+    *range(0x2060, 0x2070),
+    *range(0xD800, 0xE000),  # halves of characters, as which bytes of file names come that are not UTF-8
+)
 _COLOURING = re.compile(r"\x1b\[[0-9;]*m")
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36, "grey": 90, "bold": 1}
@@ -25,7 +33,7 @@ STATE_COLOURS = {
 
 def clean(text: str) -> str:
     """On one line, and without characters that do something in a terminal: these are shown as escapes."""
-    return _BAD.sub(_escaped, text.replace("\t", " "))
+    return text if text.isascii() and text.isprintable() else text.translate(_escapes())
 
 
 def clean_lines(text: str) -> list[str]:
@@ -39,9 +47,13 @@ def clean_json(text: str) -> str:
     return re.sub(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
+@functools.cache
+def _escapes() -> dict[int, str]:
+    return {code: _escape(code) for code in _BAD} | {ord("\t"): " "}
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 

@@ -55,6 +55,7 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 def _write_tar(run: Run, file: IO[bytes], compression: str) -> int:
     num_left_out = 0
+    _check_room(run, file)
     with tarfile.open(fileobj=file, mode=f"w|{compression}") as archive:  # type: ignore[call-overload]
         for folder, folders, names in os.walk(run.path):  # which follows no link
             inside = os.path.join(run.name, os.path.relpath(folder, run.path))
@@ -64,6 +65,15 @@ def _write_tar(run: Run, file: IO[bytes], compression: str) -> int:
                     archive, os.path.join(folder, name), os.path.normpath(os.path.join(inside, name))
                 )
     return num_left_out
+
+
+def _check_room(run: Run, file: IO[bytes]) -> None:
+    """A file may claim to be larger than any disk."""
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(run.path) for name in names)
+    size = sum(os.lstat(path).st_size for path in paths)
+    found = os.fstatvfs(file.fileno())
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and size > found.f_bavail * found.f_frsize:
+        raise ArgumentError(f"{run.path} has {size:,} bytes, and there is no room for so much. Name another place.")
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> bool:

@@ -92,7 +92,7 @@ def diff(first: One, second: One, json: Json = False) -> None:
     store = Store()
     a, b = store.pick([first]), store.pick([second])
     found: dict[str, Any] = {
-        "config": _differences(_flat(a.run.config), _flat(b.run.config)),
+        "config": _differences(_flat(a.run), _flat(b.run)),
         "code": _code(a.run, b.run),
         "environment": _differences(_surroundings(a.run), _surroundings(b.run)),
         "metrics": _parting(a.path, b.path),
@@ -137,10 +137,16 @@ def _text_diff(one: str, other: str, is_on: bool) -> list[str]:
     return [f"    {paint(clean(line), colours.get(line[:1]), is_on)}" for line in found]
 
 
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
+def _flat(run: "Run") -> dict[str, Any]:
     from paceline.cli.xp_show import flat
 
-    return {key: value for key, value in flat(config) if key}
+    return {key: value for key, value in flat(_pruned(run.config)) if key}
+
+
+def _pruned(value: Any, most: int = 2_000) -> Any:
+    from paceline.json_text import pruned
+
+    return pruned(value, most=most)
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:
@@ -155,7 +161,7 @@ def _code(a: "Run", b: "Run") -> dict[str, list[Any]]:
 def _code_of(run: "Run") -> dict[str, Any]:
     from paceline.runs.durable import read_file
 
-    git, function = run.environment.get("git"), run.request.get("function")
+    git, function = _pruned(run.environment.get("git")), _pruned(run.request.get("function"))
     git, function = git if isinstance(git, dict) else {}, function if isinstance(function, dict) else {}
     changes = read_file(run.path / "code.diff") or b""
     return {
@@ -168,12 +174,12 @@ def _code_of(run: "Run") -> dict[str, Any]:
 
 
 def _surroundings(run: "Run") -> dict[str, Any]:
-    found = run.environment
+    found = _pruned(run.environment, most=100_000)
     plain = {key: found.get(key) for key in ("python", "platform", "host", "cpus", "usable_cpus", "gpus")}
     for group in ("packages", "variables"):
         values = found.get(group)
         plain |= values if isinstance(values, dict) else {}
-    return {"num_workers": run.request.get("num_workers"), **plain}
+    return {"num_workers": _pruned(run.request.get("num_workers")), **plain}
 
 
 def _parting(a: str, b: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,7 @@ Exit code: 0 if it succeeded, 1 if not, 124 if it had not ended in time.
 """
 _LOOK_S = 0.2
 _BLOCK_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 4 << 20
 
 
 def logs(
@@ -62,7 +63,7 @@ def logs(
             for number in _ranks(run, rank):
                 tails.setdefault(number, _Tail(run, number, tail))
             for number, one in sorted(tails.items()):
-                lines = [line for line in one.lines(is_last=is_over or not is_followed, raw=raw) if is_wanted(line)]
+                lines = filter(is_wanted, one.lines(is_last=is_over or not is_followed, raw=raw))
                 _print(number, lines, len(tails) > 1 or len(run.status.worker_pids) > 1, json)
             if is_over or not is_followed:
                 break
@@ -104,14 +105,14 @@ def _ranks(run: "Run", wanted: list[int] | None) -> list[int]:
     return [number for number in found if not wanted or number in wanted]
 
 
-def _print(rank: int, lines: list[str], is_named: bool, json: bool) -> None:
+def _print(rank: int, lines: Iterable[str], is_named: bool, json: bool) -> None:
     from paceline.cli.drawing import clean_json
     from paceline.json_text import encode
 
     if json:
-        give([clean_json(encode({"rank": rank, "line": line}).decode()) for line in lines])
-    elif lines:
-        give([f"[rank {rank}] {line}" if is_named else line for line in lines])
+        give(clean_json(encode({"rank": rank, "line": line}).decode()) for line in lines)
+    else:
+        give(f"[rank {rank}] {line}" if is_named else line for line in lines)
 
 
 class _Tail:
@@ -136,6 +137,9 @@ class _Tail:
             if newline:
                 text = whole.decode(errors="replace")
                 yield from text.split("\n") if raw else clean_lines(text)
+            if len(self._rest) > _LONGEST_LINE_BYTES:
+                text, self._rest = self._rest.decode(errors="replace"), b""
+                yield from [text] if raw else clean_lines(text)
             if not block:
                 break
         if is_last and self._rest:
@@ -161,7 +165,7 @@ class _Tail:
                 block = os.pread(fd, size, place)
                 num_found += block.count(b"\n")
                 data = block + data
-                if len(data) > 64 * _BLOCK_BYTES:
+                if len(data) > _LONGEST_LINE_BYTES:
                     break
         lines = data.splitlines(keepends=True)
         self._place = end - sum(map(len, lines[-num_last:] if num_last else []))

@@ -64,9 +64,10 @@ def _as_json(run: "Run", row: "Row") -> dict[str, Any]:
 def _read(run: "Run", name: str, instead: Any) -> Any:
     """What is damaged is left out: the rest is worth seeing."""
     from paceline.errors import PacelineError
+    from paceline.json_text import pruned
 
     try:
-        return getattr(run, name)
+        return pruned(getattr(run, name), most=1_000_000) if name != "checkpoints" else run.checkpoints
     except PacelineError:
         return instead
 

@@ -147,10 +147,16 @@ class _Search:
             status, is_lasting = Run(Path(path), self._clock).status, False
         elif not status.state.is_final:
             status, is_lasting = judge(status, now=self._clock(), driver=find_driver(status)), False
-        ended = mark, status.state.value, status.created, status.started, status.ended
+        created, started, ended_at = map(_seconds, (status.created, status.started, status.ended))
+        ended = mark, status.state.value, created, started, ended_at
         if is_lasting:
             self.present.runs[name] = ended
         return ended
+
+
+def _seconds(value: float | None) -> float | None:
+    """JSON has whole numbers that SQLite does not take."""
+    return None if value is None else float(value)
 
 
 def _listed(path: str, is_named: bool) -> tuple[str, ...] | None:

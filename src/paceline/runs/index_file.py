@@ -45,7 +45,11 @@ class Known:
 
 def index_path(root: Path) -> Path:
     """One file for each root, wherever links on the way to it lead."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = os.environ.get("XDG_CACHE_HOME") or ""
+    if not os.path.isabs(cache):
+        cache = os.path.expanduser("~/.cache")
+    if not os.path.isabs(cache):  # a user without a home
+        cache = os.devnull
     digest = hashlib.blake2b(os.fsencode(os.path.realpath(root)), digest_size=10).hexdigest()
     return Path(cache, "paceline", f"runs-{digest}.sqlite")
 

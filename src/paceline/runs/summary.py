@@ -4,6 +4,7 @@ A metric is a number that ranks report; of each step, that of the first rank tha
 after a restart, the last time counts.
 """
 
+import itertools
 import math
 import os
 import time
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.errors import RunDamagedError
-from paceline.json_text import decode, encode
+from paceline.json_text import decode, encode, pruned
 from paceline.regular_files import UnreadableFileError, open_regular
 from paceline.runs.durable import read_json
 from paceline.runs.index import Found, is_settled, mark_of
@@ -22,6 +23,7 @@ from paceline.runs.index_file import IndexFile
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 64 << 20
 _NUM_POINTS = 48
+_MOST_METRICS = 500
 _COUNTERS = ("step", "epoch", "batch", "iteration", "global_step", "cv", "num_", "time")
 
 
@@ -83,7 +85,7 @@ def read_summary(path: str) -> Summary:
     """Whatever is in the folder: what cannot be read is left out."""
     request = _read_request(path)
     try:
-        series = read_series(path)
+        series = dict(itertools.islice(read_series(path).items(), _MOST_METRICS))
     except RunDamagedError:
         series = {}
     config, workers = request.get("config"), request.get("num_workers")
@@ -168,9 +170,11 @@ def _curve(values: Sequence[float]) -> Curve:
 
 def _read_request(path: str) -> dict[str, Any]:
     try:
-        return read_json(os.path.join(path, "run.json")) or {}
+        request = read_json(os.path.join(path, "run.json")) or {}
     except RunDamagedError:
         return {}
+    wanted = ("config", "num_workers", "function", "checkpoint_strategy")
+    return {name: pruned(request[name]) for name in wanted if name in request}
 
 
 def _mark(run: Found) -> tuple[str, bool]:
@@ -195,7 +199,9 @@ def _from_bytes(content: bytes) -> Summary | None:
     fields = decode(content)
     try:
         metrics = {
-            name: Curve(*map(_number, (one["last"], one["least"], one["most"])), tuple(map(_number, one["points"])))
+            name: Curve(
+                _number(one["last"]), _number(one["least"]), _number(one["most"]), tuple(map(_number, one["points"]))
+            )
             for name, one in fields["metrics"].items()
         }
         return Summary(**{**fields, "metrics": metrics})
