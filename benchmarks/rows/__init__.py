@@ -26,6 +26,7 @@ MODULES = {
     "ray-controller": "ray_controller",
     "tune": "tuning",
     "trial": "trial_loop",
+    "runs": "list_runs",
     "data-numbers": "data_numbers",
     "data-images": "data_images",
     "data-resume": "data_resume",

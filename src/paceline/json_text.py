@@ -4,6 +4,7 @@ NaN and infinity are written as null, arrays and tensors as numbers and lists, s
 object that JSON does not know as its repr.
 """
 
+import itertools
 import os
 from typing import Any
 
@@ -41,6 +42,24 @@ def decode(data: bytes) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         return None
+
+
+def pruned(value: Any, depth: int = 20, most: int = 2_000) -> Any:
+    """A decoded value without what is nested deeper, or comes after so many others: for who walks or prints what
+    somebody else has written, and must not run out of stack."""
+    left = [most]
+
+    def prune(one: Any, depth: int) -> Any:
+        left[0] -= 1
+        if not isinstance(one, dict | list):
+            return one
+        if depth == 0 or left[0] <= 0:
+            return "…"
+        if isinstance(one, dict):
+            return {key: prune(inner, depth - 1) for key, inner in itertools.islice(one.items(), max(0, left[0]))}
+        return [prune(inner, depth - 1) for inner in itertools.islice(one, max(0, left[0]))]
+
+    return prune(value, depth)
 
 
 def _encode(obj: Any, option: int) -> bytes:

@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 import paceline
-from paceline.cli import run
+from paceline.cli import data, run, xp
+from paceline.cli.quick import QuickGroup
 
 app = typer.Typer(
     name="paceline",
+    cls=QuickGroup,
     help="Distributed training that feels like calling a function.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes longer to load than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -34,3 +35,5 @@ def options(
 
 
 run.add_to(app)
+xp.add_to(app)
+data.add_to(app)

@@ -155,6 +155,7 @@ class Recorder:
             case "strategy":
                 self.saved.strategy = value
             case "progress":
+                self.folder.note_progress(value)
                 self.callbacks.show_progress(value)
             case "note":
                 name, fields = value

@@ -159,6 +159,10 @@ class RunFolder:
         if state.is_final:
             self.stop_heartbeat()
 
+    def note_progress(self, progress: float) -> None:
+        """In status.json from the next heartbeat on."""
+        self._status.note(progress=progress)
+
     def start_heartbeat(self, interval_s: float = 2.0) -> None:
         """Shows readers that the driver lives, and flushes, until the state is final. Idempotent."""
         if self._heartbeat is None and not self.state.is_final:

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ArgumentError, CheckpointError, RunDamagedError, RunNotFoundError
-from paceline.html_table import html_table
 from paceline.regular_files import is_inside
 from paceline.runs.durable import read_file, read_json, read_json_lines
-from paceline.runs.kept_call import is_sealed
 from paceline.runs.logdir import results_dir, run_number
 from paceline.runs.status import RunState, RunStatus, find_driver, judge
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.checkpoints import CheckpointInfo
 
-_MAX_SEARCH_DEPTH = 8
+MAX_SEARCH_DEPTH = 8
 
 
 def load_run(
@@ -60,7 +58,7 @@ def _find(path: str | os.PathLike[str]) -> Path:
 def list_runs(path: str | os.PathLike[str] | None = None, *, clock: Callable[[], float] = time.time) -> "list[Run]":
     """Every run in or below a folder (None: the results folder), newest first, damaged ones too."""
     root = results_dir() if path is None else Path(os.path.expanduser(path)).absolute()
-    runs = [Run(run_dir, clock) for run_dir in _find_run_dirs(root, _MAX_SEARCH_DEPTH)]
+    runs = [Run(run_dir, clock) for run_dir in _find_run_dirs(root, MAX_SEARCH_DEPTH)]
     return sorted(runs, key=lambda run: (run.status.created or 0.0, run.path.name), reverse=True)
 
 
@@ -171,6 +169,7 @@ class Run:
         """Those that are still kept, oldest first. CheckpointError if they are in another place, which was written down
         neither by the reader nor by this user's account: see `load_run`."""
         from paceline.checkpoints import CheckpointStore
+        from paceline.runs.kept_call import is_sealed
 
         root = self.checkpoint_root
         own = str(self._own_root)
@@ -217,6 +216,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The same as a table, in a notebook."""
+        from paceline.html_table import html_table
+
         return html_table(_rows(self))
 
     def _read_lines(self, name: str) -> list[dict[str, Any]]:
@@ -302,7 +303,7 @@ def _what_is_there(path: Path) -> str:
         return f"{path} does not exist. {_names(parent)}"
     if not path.is_dir():
         return f"{path} is a file. Give the run folder (run_001) or the Trainer's logdir that contains it."
-    below = _find_run_dirs(path, _MAX_SEARCH_DEPTH)
+    below = _find_run_dirs(path, MAX_SEARCH_DEPTH)
     if below:
         logdirs = sorted({str(run_dir.parent) for run_dir in below})
         some = ", ".join(logdirs[:3]) + (" …" if len(logdirs) > 3 else "")

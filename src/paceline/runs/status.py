@@ -50,6 +50,8 @@ class RunStatus:
     ended: float | None = None
     machine: str | None = None
     pid_started: int | None = None
+    progress: float | None = None
+    """How much is done, from 0 to 1, if the function says so."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "RunStatus | None":
@@ -68,7 +70,7 @@ class RunStatus:
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("state", "reason", "host", "machine"), (str,)),
     **dict.fromkeys(("pid", "pid_started"), (int,)),
-    **dict.fromkeys(("heartbeat", "created", "started", "ended"), (float, int)),
+    **dict.fromkeys(("heartbeat", "created", "started", "ended", "progress"), (float, int)),
 }
 
 
@@ -175,6 +177,11 @@ class StatusFile:
                 self._write_final()
             else:
                 self._write()
+
+    def note(self, **fields: Any) -> None:
+        """Written with the next beat, or the final state."""
+        with self._lock:
+            self._fields.update(fields)
 
     def beat(self) -> None:
         """Raises OSError if the file could not be written: the next beat may succeed."""

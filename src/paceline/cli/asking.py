@@ -1,0 +1,162 @@
+"""What verbs share: which run is meant, how an answer is given, and with which exit code it ends.
+
+    0    done                                   3    there is no such run
+    1    the run that was asked about failed    124  it did not come in time
+    2    it cannot be done as it was asked      130  Ctrl-C
+
+Data goes to stdout, words about it to stderr.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from paceline.cli.quick import QuickCommand
+
+OK, FAILED, USAGE, NOT_FOUND, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 124, 130
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """For the shell: names of runs, and of their folders."""
+    try:
+        from paceline.runs.index import find_runs
+
+        names = [run.name for run in find_runs()]
+    except Exception:  # a shell that is being typed into must not be disturbed
+        return []
+    every = dict.fromkeys(["latest", *(name.rpartition("/")[0] or name for name in names), *names])
+    return [name for name in every if name.startswith(incomplete) and name.isprintable()][:200]
+
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME] [RUN]",
+        show_default=False,
+        autocompletion=complete_runs,
+        help="The run: a name or its beginning, NAME RUN, NAME/RUN, latest, -2, @tag. Default: the newest.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def add_verb(group: typer.Typer, name: str, help: str, verb: Callable[..., Any], **settings: Any) -> None:
+    # `-1` is a run, not an option that nobody knows.
+    context = {"ignore_unknown_options": True}
+    group.command(name, cls=QuickCommand, help=help, context_settings=context, **settings)(answering(verb))
+
+
+def answering(verb: Verb) -> Verb:
+    """The verb, whose errors become a line on stderr and an exit code."""
+
+    @functools.wraps(verb)
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        from paceline.errors import PacelineError, RunNotFoundError
+
+        try:
+            return verb(*args, **kwargs)
+        except RunNotFoundError as error:
+            say(str(error))
+            raise typer.Exit(NOT_FOUND) from None
+        except PacelineError as error:
+            say(str(error))
+            raise typer.Exit(USAGE) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(OK) from None
+
+    return answered  # type: ignore[return-value]
+
+
+def say(text: str) -> None:
+    """To who types, not to who reads the data."""
+    from paceline.cli.drawing import clean
+
+    for line in text.splitlines() or [""]:
+        print(clean(line), file=sys.stderr, flush=True)
+
+
+def give(lines: Iterable[str]) -> None:
+    """They are clean."""
+    for line in lines:
+        print(line)
+    sys.stdout.flush()
+
+
+def give_json(value: Any) -> None:
+    from paceline.cli.drawing import clean_json
+    from paceline.json_text import encode_document
+
+    print(clean_json(encode_document(value).decode()), end="", flush=True)
+
+
+class Store:
+    """The runs below the results folder."""
+
+    def __init__(self) -> None:
+        from paceline.runs.index import find_runs
+        from paceline.runs.index_file import IndexFile
+        from paceline.runs.logdir import results_dir
+
+        self.root: Path = results_dir()
+        self.cache = IndexFile(self.root)
+        self.runs = find_runs(self.root, cache=self.cache)
+
+    def tags_of(self, name: str) -> frozenset[str]:
+        from paceline.runs.tags import read_tags
+
+        return read_tags(self.root / name)
+
+    def pick(self, words: Sequence[str] | None) -> Any:
+        """The `Found` that is meant, here or, by a path, elsewhere."""
+        words = list(words or [])
+        if len(words) == 1 and words[0].startswith(("/", "./", "../", "~")):
+            return _at(words[0])
+        from paceline.runs.selection import select_one
+
+        name = select_one(words, [run.name for run in self.runs], self.tags_of)
+        return next(run for run in self.runs if run.name == name)
+
+    def pick_all(self, words: Sequence[str] | None) -> list[Any]:
+        """The same, of a glob or a tag all."""
+        from paceline.runs.selection import select
+
+        words = list(words or [])
+        if len(words) == 1 and words[0].startswith(("/", "./", "../", "~")):
+            return [_at(words[0])]
+        names = set(select(words, [run.name for run in self.runs], self.tags_of))
+        return [run for run in self.runs if run.name in names]
+
+    def pick_each(self, words: Sequence[str]) -> list[Any]:
+        """Each word means a run, or several; each run once."""
+        found = {run.path: run for word in words for run in self.pick_all([word])}
+        return list(found.values())
+
+
+def _at(path: str) -> Any:
+    from paceline.runs.index import Found
+    from paceline.runs.load import load_run
+
+    run = load_run(path)
+    status = run.status
+    return Found(run.name, str(run.path), status.state, status.created, status.started, status.ended)
+
+
+def confirm(question: str, yes: bool) -> bool:
+    """Asked on stderr. Where nobody can answer, it is a no."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        say(f"{question} Nobody is there to answer: say --yes.")
+        return False
+    return typer.confirm(question, err=True)

@@ -1,0 +1,172 @@
+"""`xp stop`, `xp resume` and `xp retry`."""
+
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.asking import FAILED, INTERRUPTED, TIMED_OUT, Json, Store, Words, add_verb, give_json, say
+
+if TYPE_CHECKING:
+    from paceline.runs.load import Run
+
+_STOP = """Stop a run: ask it to save and return.
+
+\b
+  paceline xp stop digits
+  paceline xp stop digits 3 --kill               firmly, if it has not ended after 40 s
+  paceline xp stop digits --kill --timeout 0     at once
+  paceline xp stop 'sweep/*'                     all that match
+
+A run that has ended already stays as it is. Exit code: 124 if it has not ended in time.
+"""
+_RESUME = """Go on with a run from its last checkpoint.
+
+\b
+  paceline xp resume digits
+  paceline xp resume digits 3 --trusted     a folder of another account: this runs code that is in it
+
+The run was stopped, failed or lost. It goes on in the same folder, in the foreground. Exit code: 1 if the run fails.
+"""
+_RETRY = """Start a new run of the same function and config.
+
+\b
+  paceline xp retry digits 3
+
+It becomes the next run of that name, and stays in the foreground. Exit code: 1 if it fails.
+"""
+Trusted = Annotated[bool, typer.Option("--trusted", help="Open a folder that another account has written.")]
+
+
+def stop(
+    words: Words = None,
+    kill: Annotated[bool, typer.Option("--kill", help="SIGKILL if it has not ended in time.")] = False,
+    timeout: Annotated[str, typer.Option(metavar="40s", help="How long it may take to end.")] = "40s",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait.")] = False,
+    json: Json = False,
+) -> None:
+    from paceline.runs.conditions import seconds
+
+    timeout_s = seconds(timeout)
+    results = [_stopped(found, kill, timeout_s, no_wait) for found in Store().pick_all(words)]
+    if json:
+        give_json(results)
+    for one in results:
+        say(f"{one['name']}: {one['told']}")
+    if not no_wait and any(one["state"] in ("RUNNING", "PENDING") for one in results):
+        raise typer.Exit(TIMED_OUT)
+
+
+def _stopped(found: Any, kill: bool, timeout_s: float, no_wait: bool) -> dict[str, Any]:
+    from paceline.cli.stopping import DriverProcess
+    from paceline.cli.xp_logs import await_end
+
+    run = found.run
+    driver = DriverProcess.find(run)
+    if driver is None:
+        return _told(found, run, f"has ended already ({run.status.state.value})")
+    try:
+        if not (kill and timeout_s == 0):
+            driver.send(signal.SIGTERM)
+        if no_wait:
+            return _told(found, run, "was asked to stop")
+        if timeout_s > 0:
+            say(f"{found.name} is asked to save and return; this waits up to {timeout_s:g} s for its end.")
+        status = await_end(run, time.monotonic() + timeout_s)
+        if not status.state.is_final and kill:
+            driver.send(signal.SIGKILL)
+            status = await_end(run, time.monotonic() + 10)
+            return _told(found, run, f"was killed ({status.state.value})")
+    finally:
+        driver.close()
+    if status.state.is_final:
+        return _told(found, run, f"has stopped ({status.state.value})")
+    return _told(found, run, f"was asked to stop and has not ended after {timeout_s:g} s; --kill would end it")
+
+
+def _told(found: Any, run: "Run", told: str) -> dict[str, Any]:
+    return {"name": found.name, "state": run.status.state.value, "told": told}
+
+
+def resume(words: Words = None, trusted: Trusted = False, json: Json = False) -> None:
+    found = Store().pick(words)
+    from paceline.trainer import Trainer
+
+    say(f"{found.name} goes on.")
+    _to_end(found.path, lambda: Trainer.resume(found.path, trusted=trusted), json)
+
+
+def retry(words: Words = None, trusted: Trusted = False, json: Json = False) -> None:
+    from paceline.errors import RunNotResumableError
+    from paceline.runs.kept_call import load_call
+
+    found = Store().pick(words)
+    request = load_call(found.run.path, None, trusted)
+    if request.dataset is None and found.run.request.get("dataset") is not None:
+        raise RunNotResumableError(
+            f"{found.name} was given a dataset, which is not part of the folder: start the run again from your program."
+        )
+    from paceline.trainer import Trainer
+
+    trainer = Trainer(**{**request.trainer, "logdir": found.run.path.parent})
+    with trainer:
+        _to_end(
+            None,
+            lambda: trainer.run(
+                request.train_func,
+                _config(request),
+                dataset=request.dataset,
+                checkpoint_strategy=request.checkpoint_strategy,
+                record_ids=request.record_ids,
+            ),
+            json,
+            lambda: trainer.latest_run_dir,
+        )
+
+
+def _config(request: Any) -> Any:
+    from argparse import Namespace
+
+    if not request.takes_config:
+        return None
+    return Namespace(**request.config) if request.is_namespace else request.config
+
+
+def _to_end(path: Any, work: Any, json: bool, path_of: Any = None) -> None:
+    """Runs it, and tells how it ended; what a function raises is the run's end, not this program's."""
+    from paceline.errors import PacelineError, WorkerError
+    from paceline.runs.load import load_run
+
+    is_interrupted = False
+    try:
+        work()
+    except KeyboardInterrupt:
+        is_interrupted = True
+    except PacelineError as error:
+        if not isinstance(error, WorkerError):
+            raise
+        say(str(error))
+    except Exception as error:
+        say("".join(_traceback(error)))
+    run = load_run(path if path is not None else path_of())
+    status = run.status
+    if json:
+        give_json({"name": run.name, "path": str(run.path), "state": status.state.value, "reason": status.reason})
+    say(f"{run.name}: {status.state.value}")
+    if is_interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if status.state != "SUCCEEDED":
+        raise typer.Exit(FAILED)
+
+
+def _traceback(error: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception_only(error)
+
+
+def add_to(group: typer.Typer) -> None:
+    add_verb(group, "stop", _STOP, stop)
+    add_verb(group, "resume", _RESUME, resume)
+    add_verb(group, "retry", _RETRY, retry)

@@ -1,0 +1,93 @@
+"""`paceline data` in process: storage is shown, and nothing outside of it is ever removed."""
+
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.app import app
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    root = tmp_path / "storage"
+    (root / "images" / "train").mkdir(parents=True)
+    (root / "images" / "train" / "a.bin").write_bytes(bytes(3000))
+    (root / "images" / "b.bin").write_bytes(bytes(10))
+    (root / "old").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").write_text("mine")
+    (root / "out").symlink_to(tmp_path / "outside")
+    (root / "old" / "up").symlink_to(tmp_path / "outside")
+    os.mkfifo(root / "pipe")
+    monkeypatch.setenv("PACELINE_STORAGE", str(root))
+    return root
+
+
+def data(*words, code=0, **options):
+    result = CliRunner().invoke(app, ["data", *map(str, words)], **options)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_show(root):
+    lines = data("show").stdout.splitlines()
+    assert lines[0].split()[:2] == ["3.0", "KB"]
+    assert lines[1].split() == ["3.0", "KB", "├─", "images/", "2", "files"]
+    assert lines[2].split() == ["3.0", "KB", "│", "├─", "train/", "1", "file"]
+    assert "out (link)" in "\n".join(lines)
+    tree = json.loads(data("show", "images", "--depth", "1", "--json").stdout)
+    assert (tree["num_bytes"], tree["num_files"]) == (3010, 2)
+    assert [entry["name"] for entry in tree["entries"]] == ["train", "b.bin"]
+
+
+def test_names_of_files_do_nothing_to_a_terminal(root):
+    (root / "\x1b[2Jevil\x9b").mkdir()
+    assert not {"\x1b", "\x9b"} & {*data("show").output}
+    assert not {"\x1b", "\x9b"} & {*data("show", "--json").output}
+
+
+def test_rm(root):
+    assert "Nobody is there to answer" in data("rm", "images", code=2).stderr
+    assert (root / "images").exists()
+    data("rm", "images/train", "--yes")
+    assert not (root / "images" / "train").exists()
+    data("rm", "images/b.bin", "--yes")
+    assert os.listdir(root / "images") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "told"),
+    [
+        ("../outside", 2, "leads out of the storage"),
+        ("images/../../outside", 2, "leads out of the storage"),
+        ("/etc", 2, "leads out of the storage"),
+        ("out/precious", 2, "is a link"),
+        ("old/up/precious", 2, "is a link"),
+        (".", 2, "is the storage itself"),
+        ("", 2, "is the storage itself"),
+        ("nothing", 3, "There is no nothing"),
+        ("nothing/at/all", 3, "There is no nothing"),
+        ("images/b.bin/x", 2, "no folder"),
+    ],
+)
+def test_rm_refuses(root, path, code, told, tmp_path):
+    assert told in data("rm", path, "--yes", code=code).stderr
+    assert (tmp_path / "outside" / "precious").read_text() == "mine"
+    assert (root / "images" / "train" / "a.bin").exists()
+
+
+@pytest.mark.parametrize("path", ["out", "old/up", "old"])
+def test_of_a_link_only_the_link_goes(root, path, tmp_path):
+    data("rm", path, "--yes")
+    assert not os.path.lexists(root / path)
+    assert (tmp_path / "outside" / "precious").read_text() == "mine"
+
+
+def test_storage_has_to_be_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("PACELINE_STORAGE", raising=False)
+    assert "Which storage?" in data("show", code=2).stderr
+    assert "is no folder" in data("show", "--root", tmp_path / "none", code=2).stderr
