@@ -1,0 +1,76 @@
+"""A configuration that was checked: which classes will be called with what, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.experiment.recovery import Kept
+from paceline.experiment.signatures import path_of
+from paceline.experiment.values import plain
+
+
+@dataclass(frozen=True)
+class Build:
+    """A call to come. Arguments are values, builds, and containers of both."""
+
+    target: type
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+    path: str = ""
+    """In the configuration: "models.dnn.block"."""
+    late: tuple[str, ...] = ()
+    """Arguments that are given when it is built: the parameters of an optimizer."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment to come: its sections by role."""
+
+    experiment: type
+    sections: Mapping[str, Build]
+
+    def resolved(self) -> dict[str, Any]:
+        """All of it in plain values, defaults among them, by the role of the section."""
+        return {role: resolved(build) for role, build in self.sections.items()}
+
+    def as_document(self) -> dict[str, Any]:
+        """The same under the names that sections have in a file."""
+        return {path_of(build.target): resolved(build) for build in self.sections.values()}
+
+    @property
+    def config_hash(self) -> str:
+        """Of the full configuration: the same for the same values, wherever they were written."""
+        return hash_of(self.resolved())
+
+
+def resolved(value: Any) -> Any:
+    if isinstance(value, Build):
+        args = {"_args_": [resolved(one) for one in value.args]} if value.args else {}
+        late = dict.fromkeys(value.late, "???")
+        given = {name: resolved(one) for name, one in value.kwargs.items() if not isinstance(one, Kept)}
+        return {"_target_": path_of(value.target), **args, **late, **given}
+    if isinstance(value, list | tuple):
+        return [resolved(item) for item in value]
+    if isinstance(value, dict):
+        return {key: resolved(item) for key, item in value.items()}
+    return plain(value)
+
+
+def hash_of(config: Mapping[str, Any]) -> str:
+    """Ten hexadecimal digits. The order of keys does not count, nor whether a number is 1 or 1.0."""
+    text = json.dumps(_even(config), sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+
+
+def _even(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _even(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_even(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
