@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.experiment import build_experiment, fresh, load, schema_of
-from paceline.experiment.allowed import allowed_names
+from paceline.experiment.allowed import allowed_by, allowed_names
+from paceline.experiment.document import entry_of, parse
+from paceline.experiment.loading import _Reader, completed
+from paceline.experiment.overrides import Override, _changed_section, _resolve
 from paceline.experiment.plan import hash_of
 
 SCHEMA = schema_of(typed_experiment.Experiment)
@@ -248,15 +251,10 @@ def test_any_text_loads_or_is_refused(text):
 @settings(max_examples=50)
 @given(PATHS, PLAIN)
 def test_any_value_anywhere_loads_or_is_refused(path, value):
-    from paceline.experiment.allowed import allowed_by
-    from paceline.experiment.document import Entry, entry_of, parse
-    from paceline.experiment.loading import _Reader, completed
-    from paceline.experiment.overrides import Override, _changed, _resolve
-
     document = completed(SCHEMA, parse(TEXT))
     override = Override("++", path, "", path)
-    changed = _changed(document, _resolve(SCHEMA, document, override), override, entry_of(value, "line 1"))
-    assert isinstance(changed, Entry)
+    section, *keys = _resolve(SCHEMA, document, override)
+    changed = _changed_section(SCHEMA, document, section, keys, override, entry_of(value, "line 1"))
     _Reader(allowed_by(SCHEMA)).sections(SCHEMA, changed)
 
 

@@ -53,7 +53,7 @@ def test_later_override_wins():
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("optimizers.sdg.lr=1", "there is no typed_experiment.Optimizers.sdg. Did you mean 'sgd'?"),
+        ("optimizers.sdg.lr=1", "there is no optimizers.sdg. Did you mean 'sgd'?"),
         ("optimzers.sgd.lr=1", "there is no 'optimzers.sgd.lr'. Did you mean 'optimizers.sgd.lr'?"),
         ("batch_size=1", "may be any of datasets.train.batch_size, datasets.val.batch_size"),
         ("+optimizers.sgd.lr=1", "is there already"),

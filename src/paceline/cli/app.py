@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import paceline
-from paceline.cli import run
+from paceline.cli import run, train
 
 app = typer.Typer(
     name="paceline",
@@ -34,3 +34,4 @@ def options(
 
 
 run.add_to(app)
+train.add_to(app)

@@ -53,9 +53,21 @@ def apply(schema: Schema, document: Entry, overrides: Sequence[str]) -> Entry:
         override = parse_override(text)
         where = f"override {override.text!r}"
         value = None if override.value is None else parse_value(override.value, where)
-        keys = _resolve(schema, document, override)
-        document = _changed(document, keys, override, value)
+        section, *keys = _resolve(schema, document, override)
+        document = _changed_section(schema, document, section, keys, override, value)
     return document
+
+
+def _changed_section(
+    schema: Schema, document: Entry, key: str, keys: list[str], override: Override, value: Entry | None
+) -> Entry:
+    [role] = [one.role for one in schema.sections if one.key == key]
+    others = {name: one for name, one in document.value.items() if name != key}
+    if keys:
+        changed: Entry | None = _changed(document.value.get(key, Entry({})), keys, override, value, role)
+    else:
+        changed = value
+    return Entry(others if changed is None else {**others, key: changed}, document.where)
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -168,15 +180,13 @@ def _keys(path: str) -> list[str]:
 def _paths(entry: Entry, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
     items = enumerate(entry.value) if isinstance(entry.value, list) else entry.value.items() if entry.is_map else ()
     for key, item in ((str(key), item) for key, item in items):
-        if key == "_target_":
-            continue
         yield [*path, key]
         yield from _paths(item, (*path, key))
 
 
-def _changed(entry: Entry, keys: list[str], override: Override, value: Entry | None, done: str = "") -> Entry:
+def _changed(entry: Entry, keys: list[str], override: Override, value: Entry | None, done: str) -> Entry:
     key, *rest = keys
-    here = f"{done}.{key}" if done else key
+    here = f"{done}.{key}"
     children: Any = entry.value
     if isinstance(children, list) and key.isdigit() and int(key) < len(children):
         if not rest and value is None:
@@ -184,7 +194,7 @@ def _changed(entry: Entry, keys: list[str], override: Override, value: Entry | N
         new = value if not rest else _changed(children[int(key)], rest, override, value, here)
         return Entry([new if number == int(key) else one for number, one in enumerate(children)], entry.where)
     if not isinstance(children, dict):
-        raise ConfigError(f"{override.text!r}: {done or 'the configuration'} has nothing inside it.")
+        raise ConfigError(f"{override.text!r}: {done} has nothing inside it.")
     if rest and key in children:
         return Entry({**children, key: _changed(children[key], rest, override, value, here)}, entry.where)
     is_there = key in children

@@ -80,7 +80,12 @@ def run_plan(
     """The same for a configuration that is loaded."""
     cfg = config_of(plan)
     work = Work(plan, secrets.randbits(32) if cfg.seed is None else cfg.seed)
-    told = {"experiment": path_of(plan.experiment), "config_hash": plan.config_hash, "overrides": list(overrides)}
+    told = {
+        "experiment": path_of(plan.experiment),
+        "config_hash": plan.config_hash,
+        "code_hash": plan.code_hash,
+        "overrides": list(overrides),
+    }
     trainer = Trainer(
         backend="torch",
         num_workers=cfg.start_workers if cfg.max_workers is None else (cfg.start_workers, cfg.max_workers),
@@ -111,10 +116,11 @@ def run_plan(
     return ExperimentRun(folder.path, plan.config_hash, values)
 
 
-def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None) -> list[Run]:
-    """Runs with that configuration in or below a folder (default: the results folder), newest first. Only run.json is
-    read."""
-    return [run for run in list_runs(root) if run.config.get("config_hash") == config_hash]
+def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None, code_hash: str | None = None) -> list[Run]:
+    """Runs with that configuration (and, if given, that code) in or below a folder, newest first. Default: the results
+    folder. Only files of the run folders are read."""
+    found = [run for run in list_runs(root) if run.config.get("config_hash") == config_hash]
+    return [run for run in found if code_hash is None or run.config.get("code_hash") == code_hash]
 
 
 def logdir_of(plan: Plan) -> Path:
