@@ -3,7 +3,9 @@
 # ruff: noqa: B006, B008 - objects as defaults are the point
 
 import dataclasses
+import functools
 import math
+import pathlib
 
 import pytest
 import torch
@@ -69,8 +71,20 @@ class Owner:
         factory=tm.Accuracy(task="multiclass", num_classes=3),
         recurrent=nn.LSTM(4, hidden_size=8),
         function=torch.relu,
+        with_function=Leaf(1, torch.relu),
+        of_values=Leaf(pathlib.Path("x"), dict(n=1)),
+        partial=functools.partial(torch.relu, 1),
+        several=nn.Sequential(nn.Sequential(nn.ReLU())),
+        unwritable=[Leaf(torch.relu), object()],
     ):
         pass
+
+
+@dataclasses.dataclass
+class Container:
+    leaf: Leaf = dataclasses.field(default_factory=Leaf)
+    other: Leaf = dataclasses.field(default_factory=lambda: Leaf(8))
+    names: list = dataclasses.field(default_factory=list)
 
 
 def default(name):
@@ -86,6 +100,7 @@ def test_arguments_are_those_of_the_source():
     assert recovered("by_keyword") == Call(Leaf, kwargs={"b": 2}, how="source")
     assert recovered("by_name") == Call(Leaf, kwargs={"a": 7}, how="source")
     assert recovered("of_constants") == Call(Leaf, kwargs={"a": 5, "b": 4}, how="source")
+    assert recovered("of_values") == Call(Leaf, kwargs={"a": pathlib.Path("x"), "b": {"n": 1}}, how="source")
     assert [one.kwargs for one in recovered("listed")] == [{"a": 1}, {"a": 2}]
 
 
@@ -155,3 +170,25 @@ def test_default_that_needs_its_own_class_is_refused_in_words():
 
     with pytest.raises(ConfigError, match="inside a function"):
         as_plain(node_of(Outer))
+
+
+def test_function_in_a_call_stays_in_the_code_if_it_has_a_name():
+    assert recovered("with_function") == Call(Leaf, kwargs={"a": 1, "b": Kept(torch.relu)}, how="source")
+    assert as_plain(node_of(Leaf, recovered("with_function"))) == {"_target_": f"{__name__}.Leaf", "a": 1}
+    assert isinstance(recovered("partial"), Kept)
+    assert isinstance(recovered("unwritable"), Kept)
+
+
+def test_class_may_come_again_inside_itself():
+    tree = as_plain(node_of(Owner))["several"]
+    assert tree["_args_"][0]["_args_"][0]["_target_"].endswith("ReLU")
+
+
+def test_factories_of_a_dataclass_are_defaults():
+    leaf = f"{__name__}.Leaf"
+    assert as_plain(node_of(Container)) == {
+        "_target_": f"{__name__}.Container",
+        "leaf": {"_target_": leaf, "a": 1, "b": 2},
+        "other": {"_target_": leaf, "a": 8, "b": 2},
+        "names": [],
+    }

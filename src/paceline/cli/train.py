@@ -60,22 +60,23 @@ def bind(
     reset: Annotated[bool, typer.Option("--reset", help="Forget edits.")] = False,
     as_json: Json = False,
 ) -> None:
-    from paceline.errors import ConfigError
+    from paceline.errors import ConfigError, MissingDependencyError
 
     if check + diff + reset > 1:
         raise typer.Exit(_refuse("--check, --diff and --reset do not go together: choose one."))
     try:
         raise typer.Exit(_bind(check, diff, reset, as_json))
-    except ConfigError as error:
+    except (ConfigError, MissingDependencyError) as error:
         raise typer.Exit(_refuse(str(error))) from None
 
 
 def _bind(check: bool, diff: bool, reset: bool, as_json: bool) -> int:
-    from paceline.experiment import binding
+    from paceline.experiment import binding, check_installed
     from paceline.experiment.project import conf_to_write, load_experiment
     from paceline.experiment.schema import schema_of
     from paceline.runs.durable import write_atomic
 
+    check_installed()
     project = Path.cwd()
     schema = schema_of(load_experiment(project))
     path = conf_to_write(project)
@@ -120,23 +121,27 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run of this configuration.")] = False,
     as_json: Json = False,
 ) -> None:
-    from paceline.errors import ConfigError
+    from paceline.errors import ConfigError, MissingDependencyError
 
     try:
         plans = _plans(conf, overrides or [], sweep)
-    except ConfigError as error:
+    except (ConfigError, MissingDependencyError) as error:
         raise typer.Exit(_refuse(str(error))) from None
-    codes = [
-        _run_one(plan, words, {"engine": engine, "parent": parent}, force, resume, as_json)
-        for words, plan, parent in plans
-    ]
-    raise typer.Exit(max(codes))
+    worst = OK
+    for words, plan, parent in plans:
+        worst = max(worst, _run_one(plan, words, {"engine": engine, "parent": parent}, force, resume, as_json))
+        if worst == INTERRUPTED:
+            break
+    raise typer.Exit(worst)
 
 
 def _plans(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple[list[str], "Plan", Any]]:
     """Of each run to come; all are checked before the first one begins."""
     import secrets
 
+    from paceline.experiment import check_installed
+
+    check_installed()
     from paceline.experiment.overrides import expand
     from paceline.experiment.project import load_experiment, load_plan
 

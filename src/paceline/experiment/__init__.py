@@ -4,7 +4,10 @@ Every name is imported at its first use: with most of them comes torch.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from paceline.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from paceline.experiment.base import BaseModule
@@ -57,7 +60,16 @@ __all__ = [
 ]
 
 
+def check_installed() -> None:
+    """MissingDependencyError, with the line that installs it, if something is missing that every experiment needs."""
+    for package in ("torch", "torchmetrics", "ruamel"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "experiment", "A typed experiment")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        check_installed()
     if name in ("get_device", "prepare_model"):
         from paceline import prepare
 

@@ -7,6 +7,7 @@ itself, what stands in the source, what its attributes are called.
 
 import ast
 import dataclasses
+import functools
 import inspect
 import sys
 import textwrap
@@ -15,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.experiment.signatures import EMPTY, constructor_of, signature_of
-from paceline.experiment.values import is_plain
+from paceline.experiment.signatures import EMPTY, Factory, constructor_of, signature_of
+from paceline.experiment.values import VALUES, is_plain
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,27 @@ class Kept:
 
 def recover(owner: type, name: str, default: Any) -> Any:
     """What the default of a parameter is in a configuration: a plain value, a Call, a container of these, or Kept."""
+    if isinstance(default, Factory):
+        if inspect.isclass(default.make) and default.make.__module__ != "builtins":
+            return Call(default.make, how="source")
+        return _of_object(default.make())
     if is_plain(default):
         return default
     ways = (explicit, lambda one: written(owner, name, one), by_attributes)
-    return next((found for found in (way(default) for way in ways) if found is not None), Kept(default))
+    found = next((found for found in (way(default) for way in ways) if found is not None), None)
+    return found if found is not None and is_configurable(found) else Kept(default)
+
+
+def is_configurable(found: Any) -> bool:
+    """Whether it can be written down. An argument that cannot may stay in the code if it has a name, and only then."""
+    if isinstance(found, Call):
+        named = all(isinstance(one, Kept) or is_configurable(one) for one in found.kwargs.values())
+        return named and all(map(is_configurable, found.args)) and not is_value_class(found.target)
+    if isinstance(found, list | tuple):
+        return all(map(is_configurable, found))
+    if isinstance(found, dict):
+        return all(isinstance(key, str) for key in found) and all(map(is_configurable, found.values()))
+    return is_plain(found)
 
 
 def explicit(default: Any) -> Call | None:
@@ -128,7 +146,13 @@ def _is_made_by_function(node: ast.expr, names: Mapping[str, Any]) -> bool:
 
 
 def _read(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """An expression as a plain value or calls. Raises whatever the expression raises."""
+    """An expression as a plain value or calls; as Kept if it is more than can be written down. Raises whatever the
+    expression raises."""
+    found = _read_parts(node, names)
+    return found if isinstance(found, Kept) or is_configurable(found) else Kept(_value(node, names))
+
+
+def _read_parts(node: ast.expr, names: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.List):
         return [_read(item, names) for item in node.elts]
     if isinstance(node, ast.Tuple):
@@ -138,7 +162,7 @@ def _read(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return dict(zip(keys, [_read(item, names) for item in node.values], strict=True))
     if isinstance(node, ast.Call):
         target = _value(node.func, names)
-        if inspect.isclass(target):
+        if inspect.isclass(target) and not is_value_class(target):
             return _read_call(target, node, names)
     value = _value(node, names)
     if is_plain(value):
@@ -163,6 +187,11 @@ def _read_call(target: type, node: ast.Call, names: Mapping[str, Any]) -> Call:
         else:
             kwargs[keyword.arg] = _read(keyword.value, names)
     return _by_name(Call(target, tuple(args), kwargs, how="source"))
+
+
+def is_value_class(cls: type) -> bool:
+    """Whether its objects are values, which are written down as such or not at all: `Path("x")`, `dict(a=1)`."""
+    return cls.__module__ == "builtins" or issubclass(cls, VALUES) or cls is functools.partial
 
 
 def _by_name(call: Call) -> Call:

@@ -11,6 +11,7 @@ from typing import Any
 
 import paceline
 from paceline.arguments import request_of
+from paceline.backends.torch import TorchConfig
 from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
@@ -86,17 +87,17 @@ def run_plan(
         "code_hash": plan.code_hash,
         "overrides": list(overrides),
     }
-    trainer = Trainer(
-        backend="torch",
+    logdir, backend, made = logdir_of(plan), TorchConfig(), _engine(engine or cfg.engine, cfg.start_workers)
+    made.warm(backend.preload)
+    work.build()  # what is wrong shows here, with a traceback of its own, and not on every worker
+    with Trainer(
+        backend,
         num_workers=cfg.start_workers if cfg.max_workers is None else (cfg.start_workers, cfg.max_workers),
         use_gpu=cfg.use_gpu,
-        logdir=logdir_of(plan),
+        logdir=logdir,
         max_retries=cfg.max_retries,
-        engine=_engine(engine or cfg.engine, cfg.start_workers),
-    )
-    # What is wrong shows here, with a traceback of its own, and not on every worker; meanwhile a nursery warms up.
-    work.build()
-    with trainer:
+        engine=made,
+    ) as trainer:
         request = request_of(
             train_func=work,
             config={**told, **plan.resolved()},

@@ -20,6 +20,7 @@ ROLES = ("cfg", "datasets", "models", "optimizers", "losses", "metrics", "tools"
 """The sections in the order in which they are written."""
 MISSING = "???"
 """In a configuration: nobody has said what it is."""
+_MOST_DEPTH = 40
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def node_of(cls: type, call: Call | None = None, inside: tuple[type, ...] = ()) 
     signature = signature_of(cls)
     if signature is None:
         raise ConfigError(f"The parameters of {path_of(cls)} are not known to Python, so it cannot be configured.")
-    if cls in inside:
-        raise ConfigError(f"{path_of(cls)} has itself among its defaults.")
+    if len(inside) > _MOST_DEPTH:
+        raise ConfigError(f"{path_of(cls)} has defaults that are more than {_MOST_DEPTH} objects deep.")
     fields = []
     for parameter in signature.parameters:
         field = _field(cls, parameter, call, (*inside, cls))

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,19 @@ EMPTY = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
+class Factory:
+    """A default that is made for each object: `field(default_factory=...)` of a dataclass."""
+
+    make: Callable[[], Any]
+
+
+@dataclass(frozen=True)
 class Parameter:
     name: str
     annotation: Any
     """EMPTY: none is written."""
     default: Any
-    """EMPTY: it has to be given."""
+    """EMPTY: it has to be given. It may be a Factory."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _factories(cls: type) -> dict[str, Any]:
-    """Of a dataclass, what `field(default_factory=...)` makes."""
     if not dataclasses.is_dataclass(cls):
         return {}
     fields = dataclasses.fields(cls)
-    return {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
+    return {one.name: Factory(one.default_factory) for one in fields if one.default_factory is not dataclasses.MISSING}

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-_SCALARS = (bool, int, float, str, Enum, PurePath, torch.dtype, torch.device)
+VALUES = (bool, int, float, str, Enum, PurePath, torch.dtype, torch.device)
 
 
 def is_plain(value: Any) -> bool:
     """Whether a configuration can hold it: numbers, text, enums, paths, dtypes, devices, and containers of these."""
-    if value is None or isinstance(value, _SCALARS):
+    if value is None or isinstance(value, VALUES):
         return True
     if isinstance(value, Mapping):
         return type(value) is dict and all(type(key) is str and is_plain(item) for key, item in value.items())
