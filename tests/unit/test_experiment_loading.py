@@ -157,6 +157,12 @@ def test_hostile_target_is_not_called(target, place, tmp_path):
     assert not witness.exists()
 
 
+@pytest.mark.parametrize("target", HOSTILE)
+def test_hostile_target_is_refused_wherever_it_stands(target):
+    """Whatever an annotation would say to it: a parameter may have none."""
+    assert isinstance(allowed_by(SCHEMA).find(target), str)
+
+
 def test_hostile_module_is_not_imported(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'witness')!r}, 'w')\nclass Block: pass\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -159,6 +159,20 @@ def test_checkpoint_goes_on_in_another_run():
     assert paceline.load_run(second.path).metrics["epoch"].min() == 2
 
 
+def test_random_generators_go_on_without_a_seed_of_the_run():
+    def save_and_restore():
+        experiment = made()
+        experiment.enter_worker()
+        torch.manual_seed(5)
+        experiment.save_checkpoint(epoch=3, metrics={"mse": 0.5})
+        drawn = torch.rand(3).tolist()
+        assert experiment.restore_checkpoint()
+        return drawn == torch.rand(3).tolist(), experiment.cfg.start_epoch
+
+    with paceline.Trainer(num_workers=0, logdir="generators") as trainer:
+        assert trainer.run(save_and_restore) == [(True, 4)]
+
+
 def test_best_checkpoints_are_kept():
     trained = run("best", "cfg.num_epochs=4", "cfg.keep_checkpoints=1", "cfg.best_metric=mse")
     assert 1 <= len(paceline.load_run(trained.path).checkpoints) <= 2

@@ -16,7 +16,19 @@ from paceline.experiment.schema import Node, Schema, walk
 from paceline.experiment.signatures import path_of
 
 _NO_BASES = frozenset(
-    {"abc", "builtins", "collections", "collections.abc", "enum", "numbers", "os", "pathlib", "types", "typing"}
+    {
+        "abc",
+        "builtins",
+        "collections",
+        "collections.abc",
+        "enum",
+        "inspect",
+        "numbers",
+        "os",
+        "pathlib",
+        "types",
+        "typing",
+    }
 )
 """Modules whose classes stand for values or for anything: to be derived from one of them is no recommendation."""
 
