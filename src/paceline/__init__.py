@@ -189,6 +189,7 @@ def __getattr__(name: str) -> Any:
     if name in (
         "core",
         "data",
+        "experiment",
         "pytorch",
     ):  # packages of their own, for `paceline.data.read_parquet` after `import paceline`
         return import_module(f"paceline.{name}")

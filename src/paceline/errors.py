@@ -6,6 +6,7 @@ names the rank and carries the worker's traceback. The tree below is for everyth
     PacelineError
     ├── ArgumentError (ValueError)             an argument has a value that cannot be used
     ├── ArgumentTypeError (TypeError)          an argument has a type that cannot be used
+    ├── ConfigError (ValueError)               a configuration, or the experiment that it is of, cannot be used
     ├── MissingDependencyError (ImportError)   an optional package is needed and not installed
     ├── ResourcesError (RuntimeError)          this machine does not have what was asked for
     ├── TrainerStateError (RuntimeError)       the call does not fit what the Trainer is doing now
@@ -41,6 +42,12 @@ class ArgumentError(PacelineError, ValueError):
 
 class ArgumentTypeError(PacelineError, TypeError):
     pass
+
+
+class ConfigError(PacelineError, ValueError):
+    """Tells all that is wrong, a line each: `problems` has them one by one."""
+
+    problems: tuple[str, ...] = ()
 
 
 class MissingDependencyError(PacelineError, ImportError):

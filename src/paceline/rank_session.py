@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -85,6 +85,8 @@ class Session:
         self.seed: int | None = None
         """Of `enable_reproducibility`."""
         self._door: Any = None
+        self._offered: Mapping[str | None, Any] | None = None
+        """Data that the function has made itself."""
         self._waited_s = 0.0
         self._rows: Any = None
         """With `record_ids`, a RowLog: what was read since the last report."""
@@ -242,16 +244,23 @@ class Session:
         """How many rows this rank, and all ranks together, have in the batch that a loop over a shard is at."""
         return None if self._door is None else self._door.latest
 
+    def offer(self, datasets: Mapping[str | None, Any]) -> None:
+        """Datasets by name that the function has made itself, equally on all ranks: `door` leads to these, and their
+        positions are kept as those of data that the run was given. Before the first use of the door."""
+        if self._door is not None:
+            raise TrainerStateError("The data of this run is in use already.")
+        self._offered = datasets
+
     def door(self, what: str) -> Any:
         """To the data that the run was given."""
-        if self._task.shards is None:
+        if self._task.shards is None and self._offered is None:
             raise TrainerStateError(
                 f"{what}: this run was given no dataset. Pass one: trainer.run(train_func, dataset=...)."
             )
         if self._door is None:
             from paceline.data.door import Door  # with it comes numpy
 
-            handout = self._task.shards[self.place.world_rank]
+            handout = self._handout()
             if self._request.record_ids:
                 from paceline.data.row_log import RowLog
 
@@ -260,6 +269,14 @@ class Session:
             self._door = Door(handout, self.place, lambda: self.seed or 0, self.keep, self._rows)
             self.cleanups.callback(self._door.close)
         return self._door
+
+    def _handout(self) -> Any:
+        if self._offered is not None:
+            from paceline.data.given import Handout
+
+            return Handout(self._offered)
+        assert self._task.shards is not None
+        return self._task.shards[self.place.world_rank]
 
     @property
     def _is_repeating(self) -> bool:

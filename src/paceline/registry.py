@@ -39,6 +39,9 @@ WORKER_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceli
 LAUNCH_WORKER_MODULES = ("paceline.launch.as_main",)
 """What a worker uses besides that runs a script."""
 
+EXPERIMENT_WORKER_MODULES = ("torchmetrics", "paceline.data.door", "paceline.experiment.measures")
+"""What a worker uses besides that trains a typed experiment: torchmetrics takes as long as torch to import."""
+
 TORCH_WORKER_MODULES = (
     "paceline.frameworks.torch_arrays",
     "paceline.prepare.loader",

@@ -30,7 +30,10 @@ def run(tmp_path):
 
 def test_every_example_has_a_test():
     tested = {node.value for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Constant)}
-    examples = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")}
+    project = {
+        str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("experiment/*/*.py")
+    }  # as its main.py uses it
+    examples = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")} - project
     assert examples
     assert examples <= tested
 
@@ -136,3 +139,32 @@ def test_trial_of_digits_runs_under_our_launcher(tmp_path):
     assert done.returncode == 0, done.stderr
     [accuracy] = re.findall(r"\[rank 0\] 3 epochs, accuracy ([\d.]+)%", done.stdout)
     assert float(accuracy) > 85
+
+
+def test_typed_experiment_is_bound_and_trains_on_two_workers(run):
+    shown = run("experiment/main.py", "cfg.num_epochs=3", "start_workers=2", "optimizers.adam.lr=1e-2", "seed=0")
+    losses = [float(loss) for loss in re.findall(r"epoch \d/3 .* loss1 ([\d.]+)", shown)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0] / 2
+    trained = paceline.load_run(shown.split()[-2])
+    assert trained.config["cfg"]["start_workers"] == 2
+    assert trained.metrics["rank"].nunique() == 2
+
+
+def test_project_of_a_typed_experiment_passes_its_own_tests():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ".",
+        "tests",
+    ]
+    done = subprocess.run(command, cwd=EXAMPLES / "experiment", capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout

@@ -15,7 +15,7 @@ SRC = Path(paceline.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli", "testing", "__init__"},
-    {"launch", "pytorch", "search"},
+    {"experiment", "launch", "pytorch", "search"},
     {"core", "profiling", "trainer"},
     {"arguments", "control", "prepare", "worker_table"},
     {"recording", "session"},
@@ -37,6 +37,7 @@ HOMES = {
         "prepare/",
         "data/torch",
         "core/torch",
+        "experiment/",
         "pytorch/",
         "profiling/torch",
     },
@@ -61,6 +62,8 @@ HOMES = {
     "ray": {"cli/ray", "workers/ray", "data/ray", "search/tune"},
     "sklearn": {"data/fold_columns"},
     "tensorflow": {"data/tensorflow"},
+    "torchmetrics": {"experiment/measures", "pytorch/", "prepare/"},
+    "ruamel": {"experiment/binding", "experiment/document"},
     "typer": {"cli/"},
 }
 

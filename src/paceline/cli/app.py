@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import paceline
-from paceline.cli import data, run, xp
+from paceline.cli import data, run, train, xp
 from paceline.cli.quick import QuickGroup
 
 app = typer.Typer(
@@ -35,5 +35,6 @@ def options(
 
 
 run.add_to(app)
+train.add_to(app)
 xp.add_to(app)
 data.add_to(app)

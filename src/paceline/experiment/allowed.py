@@ -1,0 +1,135 @@
+"""Which classes a configuration may name. Whatever is not allowed is not even imported."""
+
+import functools
+import inspect
+import sys
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.experiment.schema import Node, Schema, walk
+from paceline.experiment.signatures import path_of
+
+_NO_BASES = frozenset(
+    {
+        "abc",
+        "builtins",
+        "collections",
+        "collections.abc",
+        "enum",
+        "inspect",
+        "numbers",
+        "os",
+        "pathlib",
+        "types",
+        "typing",
+    }
+)
+"""Modules whose classes stand for values or for anything: to be derived from one of them is no recommendation."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Default-deny: the classes that the typed experiment leads to, by annotation or by a recorded default, those that
+    derive from them, and what the project allows by name. Never a function."""
+
+    bases: frozenset[type]
+    names: tuple[str, ...] = ()
+    """"package.module.Class", or "package.*"."""
+
+    def find(self, path: str) -> type | str:
+        """The class of that name, or why it is not to be called. Imports nothing but what the project has named."""
+        known = {path_of(cls): cls for cls in self.bases}
+        if path in known:
+            return known[path]
+        is_named = any(path == name or (name.endswith(".*") and path.startswith(name[:-1])) for name in self.names)
+        found = _lookup(path, may_import=is_named)
+        if found is None and not is_named:
+            return (
+                f"{path!r} is not known: import it where the experiment is defined, or allow it in pyproject.toml: "
+                f'[tool.paceline] allow = ["{path}"]'
+            )
+        if found is None:
+            return f"{path!r} is allowed, but there is no such class"
+        if not inspect.isclass(found):
+            return f"{path!r} is a {type(found).__name__}; only classes are ever called"
+        if is_named or any(base in found.__mro__ for base in self.bases):
+            return found
+        return (
+            f"{path!r} may not be called: the experiment does not lead to it, and it derives from no class that it "
+            f'leads to. If it is meant, allow it in pyproject.toml: [tool.paceline] allow = ["{path}"]'
+        )
+
+
+def allowed_by(schema: Schema, names: Iterable[str] = ()) -> Allowed:
+    found: set[type] = set()
+    for section in schema.sections:
+        found |= {section.node.target, *_classes(section.node)}
+    return Allowed(frozenset(cls for cls in found if "<locals>" not in cls.__qualname__), tuple(names))
+
+
+def allowed_names(project: Path) -> tuple[str, ...]:
+    """`allow` of [tool.paceline] in the project's pyproject.toml; empty if there is none."""
+    try:
+        told = tomllib.loads((project / "pyproject.toml").read_text())
+    except FileNotFoundError:
+        return ()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{project / 'pyproject.toml'} cannot be read: {error}") from None
+    names = told.get("tool", {}).get("paceline", {}).get("allow", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip(".* ") for name in names):
+        raise ConfigError(
+            f"{project / 'pyproject.toml'}: [tool.paceline] allow is {names!r}; expected a list of names such as "
+            '"package.module.Class" or "package.*".'
+        )
+    return tuple(names)
+
+
+def _classes(node: Node) -> Iterator[type]:
+    for _, field in walk(node):
+        yield from _annotated(field.annotation)
+        yield from _targets(field.value)
+    yield from _targets(node.args)
+
+
+def _targets(value: Any) -> Iterator[type]:
+    if isinstance(value, Node):
+        yield value.target
+        yield from _classes(value)
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _targets(item)
+
+
+def _annotated(annotation: Any) -> Iterator[type]:
+    for arg in typing.get_args(annotation):
+        yield from _annotated(arg)
+    cls = typing.get_origin(annotation) or annotation
+    if isinstance(cls, type) and cls.__module__ not in _NO_BASES and not getattr(cls, "_is_protocol", False):
+        yield cls
+
+
+def _lookup(path: str, may_import: bool) -> Any:
+    """What a dotted name stands for among the modules that are loaded. Attributes are looked up, not asked for: that
+    could run code."""
+    parts = path.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[:length])
+        if may_import and name not in sys.modules:
+            try:
+                import_module(name)
+            except ImportError:
+                continue
+        module = sys.modules.get(name)
+        if module is not None:
+            return functools.reduce(_attribute, parts[length:], module)
+    return None
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    return None if owner is None else vars(owner).get(name) if hasattr(owner, "__dict__") else None

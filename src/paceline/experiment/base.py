@@ -1,0 +1,272 @@
+"""BaseModule: what an experiment derives from."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from torch.optim import Optimizer
+
+import paceline
+from paceline import session
+from paceline.errors import ArgumentError, CheckpointError
+from paceline.experiment import keeping
+from paceline.experiment.agreement import any_rank, let_agree
+from paceline.experiment.building import freeze_unmapped, mapping_of, models_in
+from paceline.experiment.config import TrainConfig
+from paceline.experiment.measures import computed, measures_in, restore_states, share_states, states_of
+from paceline.experiment.shards import Loader, datasets_in
+from paceline.experiment.stages import Stages, epoch_line
+from paceline.prepare import get_device, rng_state, set_rng_state, unwrap_model
+
+logger = logging.getLogger(__name__)
+
+
+class BaseModule(ABC):
+    """An experiment: its parts as attributes, and a `worker_loop` that every worker runs.
+
+    Its `__init__` takes sections that are annotated with classes of your own; `conf.yaml` is made of these. By the time
+    that `worker_loop` is called, optimizers have the parameters of their models, models without an optimizer are
+    frozen, and the state of a former attempt, or of the checkpoint that was given, is restored.
+    """
+
+    formats: ClassVar[Mapping[str, str]] = {}
+    """How values look in the line of an epoch, by globs of their names: {"acc*": ".1%", "mbd": ""}. "" leaves out."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        models: Any = None,
+        datasets: Any = None,
+        optimizers: Any = None,
+        losses: Any = None,
+        metrics: Any = None,
+        tools: Any = None,
+    ):
+        self.cfg = cfg
+        self.models, self.datasets, self.optimizers = models, datasets, optimizers
+        self.losses, self.metrics, self.tools = losses, metrics, tools
+        self.first_batch = 0
+        """Where `numbered` begins: after a checkpoint in the middle of an epoch, the batch that comes next."""
+        both = measures_in(losses).keys() & measures_in(metrics).keys()
+        if both:
+            raise ArgumentError(f"{', '.join(sorted(both))}: a loss and a metric have this name; give one another.")
+        self._stages = Stages()
+        self._registered: list[str] = []
+        self._tools_at_first: dict[str, dict[str, Any]] | None = None
+        self._not_updated: set[str] = set()
+        self._is_inside_epoch = False
+        self._frozen = self._freeze()
+
+    @abstractmethod
+    def worker_loop(self, dataset_shards: Any) -> Any:
+        """The training, on every worker. `dataset_shards` has an attribute for each dataset: this rank's part of it.
+        What it returns is in the run's values, by rank."""
+
+    @classmethod
+    def init_module(cls, conf: Any = None, overrides: Sequence[str] = ()) -> Any:
+        """An experiment as a configuration says, in this process. Without a path: that of its project."""
+        from paceline.experiment.building import build_experiment
+        from paceline.experiment.project import load_plan
+
+        return build_experiment(load_plan(cls, conf, overrides))
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def generate_loaders(self, dataset_shards: Any) -> list[Loader]:
+        """A loader of each dataset, in the order of the attributes of Datasets: batches of `dataset.batch_size` rows,
+        collated by its `ray_map_batches`. Every row comes once, so that ranks may have unequal last batches; a dataset
+        with `drop_last = True` leaves these out."""
+        return [
+            getattr(dataset_shards, name).iter_torch_batches(
+                batch_size=getattr(dataset, "batch_size", None),
+                prefetch_batches=self.cfg.prefetch_batches,
+                collate_fn=getattr(dataset, "ray_map_batches", None),
+                rest="drop" if getattr(dataset, "drop_last", False) else "uneven",
+            )
+            for name, dataset in datasets_in(self.datasets).items()
+        ]
+
+    def numbered(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """`enumerate` that goes on with the number of the batch, where training goes on in the middle of an epoch."""
+        first, self.first_batch = self.first_batch, 0
+        return iter(enumerate(loader, first))
+
+    # --- losses and metrics -------------------------------------------------------------------------------------------
+
+    def reset_all_metrics_and_losses(self) -> None:
+        """At the beginning of an epoch. Where training goes on in the middle of one, what was counted stays."""
+        if self._is_inside_epoch:
+            self._is_inside_epoch = False
+            return
+        for measure in self._measures().values():
+            measure.reset()
+
+    def save_metrics(self, epoch: int, batch_idx: int | None = None, report: bool = True) -> dict[str, Any]:
+        """The metrics over all ranks, reported. See `save_metrics_and_losses`."""
+        return self._save(measures_in(self.metrics), epoch, batch_idx, report)
+
+    def save_losses(self, epoch: int, batch_idx: int | None = None, report: bool = True) -> dict[str, Any]:
+        """The losses over all ranks, reported."""
+        return self._save(measures_in(self.losses), epoch, batch_idx, report)
+
+    def save_metrics_and_losses(self, epoch: int, batch_idx: int | None = None, report: bool = True) -> dict[str, Any]:
+        """All values since the last reset, over all ranks, with `epoch` and `batch`, in one report. Collective.
+
+        Of the batches of an epoch each `cfg.log_every`-th is computed and reported; for others nothing is, nobody
+        waits, and the result has no values. Without `batch_idx` it is always done; `report=False` gives values only.
+        """
+        return self._save(self._measures(), epoch, batch_idx, report)
+
+    def _save(self, measures: Mapping[str, Any], epoch: int, batch_idx: int | None, report: bool) -> dict[str, Any]:
+        place = {"epoch": epoch, **({} if batch_idx is None else {"batch": batch_idx})}
+        if batch_idx is not None and batch_idx % max(self.cfg.log_every, 1):
+            return place
+        values = {**place, **computed(measures, self._not_updated)}
+        if report:
+            paceline.report(**values)
+        return values
+
+    def _measures(self) -> dict[str, Any]:
+        return {**measures_in(self.losses), **measures_in(self.metrics)}
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, epoch: int, metrics: Mapping[str, Any] | None = None, batch_idx: int | None = None
+    ) -> None:
+        """Save models, optimizers, tools, metrics, registered state, random generators and the position in the data, on
+        all ranks; at the end of an epoch, or after a batch if `batch_idx` is given. `metrics` are stored with it, and
+        rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line."""
+        values = {name: value for name, value in (metrics or {}).items() if keeping.is_holdable(value)}
+        scored = {} if self.cfg.best_metric is None else {self.cfg.best_metric: values.get(self.cfg.best_metric)}
+        own = {"rng": rng_state(), "measures": states_of(self._measures()), "kept": self._kept()}
+        state: dict[str, Any] = {
+            "epoch": epoch,
+            "batch_idx": batch_idx,
+            "metrics": values,
+            "models": {name: unwrap_model(one).state_dict() for name, one in models_in(self.models).items()},
+            "optimizers": {name: one.state_dict() for name, one in self._optimizers().items()},
+            "kept": own["kept"],
+        }
+        paceline.save_checkpoint(per_rank=own, **scored, **state)
+        if batch_idx is None:
+            self.log_epoch(epoch, values)
+
+    def restore_checkpoint(self) -> bool:
+        """Go on from the checkpoint of the last attempt, or from `cfg.restore_checkpoint_path`; False if there is none.
+        It is done before `worker_loop`, so that loops from `cfg.start_epoch` on begin where they should."""
+        checkpoint = paceline.load_checkpoint()
+        if checkpoint is None:
+            return False
+        self._check_names(checkpoint)
+        for name, state in checkpoint["models"].items():
+            unwrap_model(getattr(self.models, name)).load_state_dict(state)
+        for name, state in checkpoint["optimizers"].items():
+            getattr(self.optimizers, name).load_state_dict(state)
+        own = checkpoint.per_rank
+        self._put_back(checkpoint["kept"] if own is None else own["kept"])
+        is_inside = checkpoint["batch_idx"] is not None
+        if own is not None:
+            restore_states(self._measures(), own["measures"])
+            set_rng_state(own["rng"])
+        else:
+            parts = [part["measures"] for part in checkpoint.all_ranks if part is not None]
+            share_states(self._measures(), parts, paceline.world_rank())
+        self.cfg.start_epoch = checkpoint["epoch"] + (not is_inside)
+        self.first_batch = checkpoint["batch_idx"] + 1 if is_inside else 0
+        self._is_inside_epoch = is_inside
+        return True
+
+    def register_stateful(self, *paths: str) -> None:
+        """Keep more in every checkpoint: `register_stateful("history", "models.ema")`. What has `state_dict` is kept by
+        it; other values as they are. Call it in `__init__`."""
+        for path in paths:
+            keeping.read_path(self, path)
+            if path not in self._registered:
+                self._registered.append(path)
+
+    def _kept(self) -> dict[str, Any]:
+        first = self._first_states()
+        tools = {name: keeping.changes(tool, first.get(name, {})) for name, tool in self._tools().items()}
+        return {"tools": tools, "registered": {path: keeping.read_path(self, path) for path in self._registered}}
+
+    def _put_back(self, kept: Mapping[str, Any]) -> None:
+        self._first_states()
+        for name, tool in self._tools().items():
+            keeping.put_back(tool, kept["tools"].get(name, {}))
+        for path in self._registered:
+            if path in kept["registered"]:
+                keeping.write_path(self, path, kept["registered"][path])
+
+    def _first_states(self) -> dict[str, dict[str, Any]]:
+        """Of the tools, before anything was trained."""
+        if self._tools_at_first is None:
+            self._tools_at_first = {
+                name: copy.deepcopy(keeping.attributes(tool)) for name, tool in self._tools().items()
+            }
+        return self._tools_at_first
+
+    def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
+        if not {"models", "optimizers", "epoch", "kept"} <= checkpoint.keys():
+            raise CheckpointError(
+                f"This checkpoint has {', '.join(checkpoint)}; expected one that an experiment's save_checkpoint wrote."
+            )
+        for what, mine in (("models", models_in(self.models)), ("optimizers", self._optimizers())):
+            if checkpoint[what].keys() != mine.keys():
+                raise CheckpointError(
+                    f"This checkpoint has the {what} {', '.join(checkpoint[what]) or 'none'}; the experiment has "
+                    f"{', '.join(mine) or 'none'}."
+                )
+
+    # --- conveniences -------------------------------------------------------------------------------------------------
+
+    def agree(self, flag: bool) -> bool:
+        """True on all ranks if it is true on one of them. Collective: for decisions that end a loop."""
+        return any_rank([bool(flag)])[0]
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """`with self.stage("train"):` times a part of the epoch, for its line."""
+        return self._stages.stage(name)
+
+    def run_stage(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The same for a call."""
+        with self.stage(name):
+            return fn(*args, **kwargs)
+
+    def log_epoch(self, epoch: int, values: Mapping[str, Any]) -> None:
+        """Print the epoch's line, on rank 0: stages and values. `save_checkpoint` does it."""
+        line = epoch_line(epoch, self.cfg.num_epochs, values, self._stages.taken(), self.formats)
+        if paceline.world_rank() == 0:
+            print(line, flush=True)
+
+    # --- for those who run it -----------------------------------------------------------------------------------------
+
+    def enter_worker(self) -> None:
+        """In a worker, before anything else: metrics go to the device, and what tools begin with is noted."""
+        if self._frozen and paceline.world_rank() == 0:
+            names = ", ".join(f"models.{name}" for name in self._frozen)
+            logger.warning("%s: no optimizer is mapped to it, so it is frozen, in eval mode.", names)
+        for measure in self._measures().values():
+            measure.to(get_device())
+        self._first_states()
+        if session.world_size() > 1:
+            for tool in self._tools().values():
+                let_agree(tool)
+
+    def _freeze(self) -> list[str]:
+        if self.models is None or self.optimizers is None:
+            return []
+        return freeze_unmapped(self.models, mapping_of(self.models, list(self._optimizers())))
+
+    def _optimizers(self) -> dict[str, Optimizer]:
+        held = vars(self.optimizers) if self.optimizers is not None else {}
+        return {name: one for name, one in held.items() if isinstance(one, Optimizer)}
+
+    def _tools(self) -> dict[str, Any]:
+        held = vars(self.tools) if self.tools is not None else {}
+        return {name: one for name, one in held.items() if not keeping.is_holdable(one)}

@@ -1,0 +1,51 @@
+"""A folder with an experiment that trains as it is, made of the files in `template`."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from paceline.errors import ConfigError
+
+_SUFFIX = ".txt"
+"""Of every file of the template: so that nobody takes it for a part of this package."""
+
+
+def make_project(path: Path) -> Path:
+    """Write the template into a new folder, or an empty one; its name is that of the runs. Gives the folder."""
+    name = path.name
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise ConfigError(f"{name!r} cannot be the name of an experiment; expected letters, digits, '_', '.' and '-'.")
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"{path} is there already, and not an empty folder: choose another name.")
+        for place, text in template().items():
+            target = path / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(_named(text, name))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from None
+    return path.absolute()
+
+
+def template() -> dict[str, str]:
+    """Its files, by their paths in the project."""
+    return dict(_files(files(__package__) / "template", ""))
+
+
+def _files(folder: Traversable, prefix: str) -> list[tuple[str, str]]:
+    found = []
+    for one in sorted(folder.iterdir(), key=lambda one: one.name):
+        if one.is_dir():
+            found += _files(one, f"{prefix}{one.name}/")
+        elif one.name.endswith(_SUFFIX):
+            found.append((prefix + one.name.removesuffix(_SUFFIX), one.read_text()))
+    return found
+
+
+def _named(text: str, name: str) -> str:
+    return text.replace('name = "example-experiment"', f'name = "{name}"').replace(
+        "\n  name: experiment\n", f"\n  name: {name}\n"
+    )

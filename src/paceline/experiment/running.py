@@ -1,0 +1,198 @@
+"""Run an experiment: on workers, in a run folder that has its configuration."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.arguments import request_of
+from paceline.backends.torch import TorchConfig
+from paceline.callbacks import Callback, default_progress
+from paceline.callbacks.dispatch import CallbackList
+from paceline.checkpoints import CheckpointStrategy
+from paceline.control.termination import Signals
+from paceline.errors import ConfigError, RunNotFoundError
+from paceline.experiment.binding import dump
+from paceline.experiment.building import build_experiment
+from paceline.experiment.plan import Plan
+from paceline.experiment.project import load_plan
+from paceline.experiment.shards import shards_of
+from paceline.experiment.signatures import path_of
+from paceline.prepare.rng import RandomStream
+from paceline.registry import EXPERIMENT_WORKER_MODULES
+from paceline.runs import Run, list_runs, load_run
+from paceline.runs.durable import write_atomic
+from paceline.runs.function_source import describe_function
+from paceline.runs.logdir import results_dir
+from paceline.trainer import Trainer
+from paceline.workers import resolve_engine
+from paceline.workers.base import Engine
+from paceline.workers.local import LocalEngine
+
+
+@dataclass(frozen=True)
+class ExperimentRun:
+    path: Path
+    """The run folder."""
+    config_hash: str
+    values: list[Any]
+    """What `worker_loop` returned, by rank."""
+
+
+def run_experiment(
+    experiment: type,
+    conf: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    engine: str | Engine | None = None,
+    callbacks: Sequence[Callback] = (),
+    parent: Mapping[str, Any] | None = None,
+) -> ExperimentRun:
+    """Train an experiment as its configuration says. Blocking.
+
+    The configuration is checked, and the experiment built once in this process, before any worker starts. Then
+    `cfg.start_workers` workers build it and run its `worker_loop`.
+
+    Args:
+        experiment: a class that derives from BaseModule.
+        conf: a conf.yaml. Default: src/conf.yaml or conf.yaml of its project; without one, all is as in the code.
+        overrides: changes such as "optimizers.adam.lr=1e-3".
+        engine: where workers live, whatever `cfg.engine` says.
+        callbacks: as for `Trainer.run`.
+        parent: what the run is a part of, for the run folder: of a sweep, say.
+    """
+    plan = load_plan(experiment, conf, overrides)
+    return run_plan(plan, overrides=overrides, engine=engine, callbacks=callbacks, parent=parent)
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    overrides: Sequence[str] = (),
+    engine: str | Engine | None = None,
+    callbacks: Sequence[Callback] = (),
+    parent: Mapping[str, Any] | None = None,
+) -> ExperimentRun:
+    """The same for a configuration that is loaded."""
+    cfg = config_of(plan)
+    work = Work(plan, secrets.randbits(32) if cfg.seed is None else cfg.seed)
+    told = {
+        "experiment": path_of(plan.experiment),
+        "config_hash": plan.config_hash,
+        "code_hash": plan.code_hash,
+        "overrides": list(overrides),
+    }
+    logdir, backend, made = logdir_of(plan), TorchConfig(), _engine(engine or cfg.engine, cfg.start_workers)
+    made.warm(backend.preload)
+    work.build()  # what is wrong shows here, with a traceback of its own, and not on every worker
+    with Trainer(
+        backend,
+        num_workers=cfg.start_workers if cfg.max_workers is None else (cfg.start_workers, cfg.max_workers),
+        use_gpu=cfg.use_gpu,
+        logdir=logdir,
+        max_retries=cfg.max_retries,
+        engine=made,
+    ) as trainer:
+        request = request_of(
+            train_func=work,
+            config={**told, **plan.resolved()},
+            checkpoint=_checkpoint(cfg.restore_checkpoint_path),
+            checkpoint_strategy=_strategy(cfg),
+            parent=parent,
+            trainer=trainer.arguments,
+        )
+        progress = default_progress()
+        listeners = CallbackList([*callbacks, *([] if progress is None else [progress])])
+        with Signals().watching() as signals:
+            folder = trainer.new_folder(request)
+            write_atomic(folder.path / "conf.yaml", dump(plan.as_document()).encode())
+            with trainer.drive(request, folder, listeners, signals) as iterator:
+                values = iterator.get_final_results(force=True)
+    assert values is not None
+    return ExperimentRun(folder.path, plan.config_hash, values)
+
+
+def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None, code_hash: str | None = None) -> list[Run]:
+    """Runs with that configuration (and, if given, that code) in or below a folder, newest first. Default: the results
+    folder. Only files of the run folders are read."""
+    found = [run for run in list_runs(root) if run.config.get("config_hash") == config_hash]
+    return [run for run in found if code_hash is None or run.config.get("code_hash") == code_hash]
+
+
+def logdir_of(plan: Plan) -> Path:
+    """Where the runs of this configuration's name are."""
+    name: str = config_of(plan).name
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ConfigError(f"cfg.name is {name!r}; expected the name of a folder, without a slash.")
+    return results_dir() / name
+
+
+def config_of(plan: Plan) -> Any:
+    """The plan's TrainConfig."""
+    from paceline.experiment.building import make
+    from paceline.experiment.config import TrainConfig
+
+    return make(plan.sections["cfg"]) if "cfg" in plan.sections else TrainConfig()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every worker calls. It carries the plan, so that a worker reads no YAML and decides nothing."""
+
+    plan: Plan
+    building_seed: int
+    """For random numbers that constructors draw: on every rank, and after every restart, the same."""
+
+    @property
+    def __name__(self) -> str:
+        return self.plan.experiment.__name__
+
+    def __call__(self) -> Any:
+        if config_of(self.plan).seed is not None:
+            paceline.enable_reproducibility(config_of(self.plan).seed)
+        experiment = self.build()
+        experiment.enter_worker()
+        shards = shards_of(experiment.datasets)
+        experiment.restore_checkpoint()
+        return experiment.worker_loop(shards)
+
+    def build(self) -> Any:
+        """Data made of random numbers is then the same on all ranks, and so is a model that nobody synchronises."""
+        with RandomStream(self.building_seed).lent():
+            return build_experiment(self.plan)
+
+    def describe_source(self) -> dict[str, Any]:
+        return describe_function(self.plan.experiment)
+
+
+def _engine(engine: str | Engine | None, num_workers: int) -> Engine:
+    resolved = resolve_engine(engine, max_workers=num_workers)
+    return (
+        LocalEngine(preload=EXPERIMENT_WORKER_MODULES)
+        if resolved.name == "local" and engine in (None, "local")
+        else resolved
+    )
+
+
+def _strategy(cfg: Any) -> CheckpointStrategy:
+    if cfg.best_metric is None:
+        return CheckpointStrategy(num_to_keep=cfg.keep_checkpoints)
+    return CheckpointStrategy(cfg.keep_checkpoints, cfg.best_metric, cfg.best_mode)
+
+
+def _checkpoint(path: str | None) -> str | None:
+    """A checkpoint, or the last one of a run."""
+    if path is None:
+        return None
+    try:
+        saved = load_run(path).checkpoints
+    except RunNotFoundError:
+        return path
+    if not saved:
+        raise ConfigError(f"cfg.restore_checkpoint_path is {path!r}, a run that has no checkpoint.")
+    return max(saved, key=lambda one: one.id).path

@@ -1,0 +1,128 @@
+"""`paceline train`, as somebody uses it who has never seen it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import paceline
+from paceline.cli.app import app
+from paceline.errors import ConfigError
+from paceline.experiment.new_project import make_project, template
+
+EXAMPLE = Path(__file__).parents[2] / "examples/experiment"
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Runs `paceline train ...` in a new project; gives exit code, standard output and standard error."""
+    folder, results = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("results")
+
+    def train(*words, cwd=folder / "digits", code=0):
+        env = {**os.environ, "PACELINE_RESULTS": str(results), "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "paceline", *words]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=env, timeout=150)
+        assert done.returncode == code, done.stderr
+        return done.stdout, done.stderr
+
+    shown, _ = train("new", "digits", cwd=folder)  # as the seed of this command line has it
+    assert shown == f"{folder / 'digits'}\n"
+    train.results = results
+    return train
+
+
+def test_new_project_runs_once(train):
+    words = ["train", "run", "num_epochs=1", "start_workers=1"]
+    shown, _ = train(*words)
+    path = train.results / "digits/run_001"
+    assert shown.splitlines()[-1] == str(path)
+    assert "epoch 1/1" in shown
+    shown, told = train(*words, "--json")
+    assert json.loads(shown)["path"] == str(path)
+    assert "has been run with this code: digits/run_001, SUCCEEDED." in told
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A new project, in which commands run in this process; each starts with its modules not imported."""
+    make_project(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path / "digits")
+    monkeypatch.syspath_prepend(tmp_path / "digits")
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
+    yield tmp_path / "digits"
+    for name in [name for name in sys.modules if name == "src" or name.startswith("src.")]:
+        del sys.modules[name]
+
+
+def call(*words, code=0):
+    done = CliRunner().invoke(app, ["train", *words])
+    assert done.exit_code == code, done.output
+    return done.stdout, done.stderr
+
+
+def test_bind_keeps_what_was_edited_and_says_what_is_new(project):
+    call("bind", "--check")
+    conf = project / "src/conf.yaml"
+    before = conf.read_text()
+    conf.write_text(before.replace("    amsgrad: false\n", "").replace("lr: 0.003", "lr: 0.5  # mine"))
+    assert call("bind", "--check", code=1)[1] == "paceline: missing: optimizers.adam.amsgrad\n"
+    assert "+    amsgrad: false" in call("bind", "--diff")[0].splitlines()
+    shown, told = call("bind")
+    assert shown == f"{conf}\n"
+    assert "edited: optimizers.adam.lr: 0.5 (code: 0.003)" in told
+    assert conf.read_text() == before.replace("lr: 0.003", "lr: 0.5  # mine")
+    call("bind", "--reset")
+    assert conf.read_text() == before.replace("name: digits", "name: experiment")
+
+
+def test_sweep_is_a_run_for_each_combination(project):
+    words = ["run", "-m", "num_epochs=1", "start_workers=0", "train.batch_size=500", "lr=1e-2,1e-3"]
+    paths = [line for line in call(*words)[0].splitlines() if line.startswith("/")]
+    runs = [paceline.load_run(path) for path in paths]
+    assert [run.config["optimizers"]["adam"]["lr"] for run in runs] == [1e-2, 1e-3]
+    assert [run.request["parent"]["number"] for run in runs] == [1, 2]
+    assert len({run.request["parent"]["sweep"] for run in runs}) == 1
+
+
+def test_other_code_is_another_run(project):
+    words = ["run", "num_epochs=1", "start_workers=0", "train.batch_size=500"]
+    first, again = call(*words)[0].split()[-1], call(*words)[0].split()[-1]
+    assert first == again
+    with (project / "src/model.py").open("a") as file:
+        file.write("# another line\n")
+    assert call(*words)[0].split()[-1].endswith("run_002")
+
+
+def test_what_cannot_run_is_said_before_anything_starts(project, tmp_path, monkeypatch):
+    _, told = call("run", "optimizers.adam.lr=high", "models.dnn.fc._target_=os.system", code=2)
+    assert "2 problems" in told
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name == "src" or name.startswith("src.")]:
+        del sys.modules[name]
+    sys.path.remove(str(project))
+    assert "Go to the folder of an experiment" in call("run", code=2)[1]
+    assert not (tmp_path / "results").exists()
+
+
+def test_template_is_the_example():
+    files = template()
+    assert set(files) == {
+        str(path.relative_to(EXAMPLE))
+        for path in EXAMPLE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    for name, text in files.items():
+        assert text == (EXAMPLE / name).read_text(), name
+
+
+def test_project_goes_only_where_nothing_is(tmp_path):
+    (tmp_path / "there").mkdir()
+    assert make_project(tmp_path / "there") == tmp_path / "there"
+    with pytest.raises(ConfigError, match="is there already"):
+        make_project(tmp_path / "there")
+    with pytest.raises(ConfigError, match="cannot be the name"):
+        make_project(tmp_path / "a b")

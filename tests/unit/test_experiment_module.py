@@ -1,0 +1,275 @@
+"""BaseModule and what it stands on, in this process."""
+
+import logging
+
+import pytest
+import torch
+import torchmetrics as tm
+import typed_experiment
+
+import paceline
+from paceline.errors import ArgumentError, CheckpointError, ConfigError
+from paceline.experiment import (
+    TrainConfig,
+    build_experiment,
+    get_device,
+    load,
+    prepare_model,
+    run_experiment,
+    schema_of,
+)
+from paceline.experiment.agreement import let_agree
+from paceline.experiment.building import mapping_of
+from paceline.experiment.keeping import changes, is_holdable, put_back
+from paceline.experiment.measures import restore_states, share_states, states_of
+from paceline.experiment.shards import shards_of
+from paceline.experiment.stages import Stages, epoch_line
+
+SCHEMA = schema_of(typed_experiment.Experiment)
+
+
+def made(*overrides, experiment=typed_experiment.Experiment):
+    return build_experiment(load(schema_of(experiment), "", overrides))
+
+
+def run(name, *overrides, experiment=typed_experiment.Experiment):
+    changes = [f"cfg.name={name}", "cfg.start_workers=0", "cfg.num_epochs=2", *overrides]
+    return run_experiment(experiment, overrides=changes)
+
+
+# --- models and optimizers -------------------------------------------------------------------------------------------
+
+
+def test_model_without_an_optimizer_is_frozen():
+    experiment = made()
+    assert not experiment.models.teacher.training
+    assert not any(one.requires_grad for one in experiment.models.teacher.parameters())
+    assert all(one.requires_grad for one in experiment.models.net.parameters())
+
+
+def test_one_optimizer_has_a_group_for_each_of_its_models():
+    experiment = made(experiment=typed_experiment.Several)
+    assert experiment.worker_loop(None) == [[2, 2, 2], [2]]
+    rates = [[group["lr"] for group in one.param_groups] for one in vars(experiment.optimizers).values()]
+    assert rates == [[0.1] * 3, [0.2]]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "told"),
+    [
+        ({"nett": "sgd"}, "names the model 'nett'. Did you mean 'net'"),
+        ({"net": "sdg"}, "names the optimizer 'sdg'. Did you mean 'sgd'"),
+        (None, "expected a dict"),
+    ],
+)
+def test_wrong_mapping_is_refused_in_words(mapping, told):
+    models = typed_experiment.Models()
+    models.map_params_to_optimizers = mapping
+    with pytest.raises(ConfigError, match=told):
+        mapping_of(models, ["sgd"])
+
+
+def test_loss_and_metric_of_one_name_are_refused():
+    losses, metrics = typed_experiment.Losses(), typed_experiment.Metrics()
+    metrics.mse = tm.MeanSquaredError()
+
+    class Experiment(typed_experiment.Experiment):
+        def __init__(self):
+            typed_experiment.BaseModule.__init__(self, TrainConfig(), losses=losses, metrics=metrics)
+
+    with pytest.raises(ArgumentError, match="mse: a loss and a metric"):
+        Experiment()
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def test_loaders_are_in_the_order_of_datasets_and_know_their_length():
+    experiment = made()
+    loaders = experiment.generate_loaders(shards_of(experiment.datasets))
+    assert [len(loader) for loader in loaders] == [6, 3]
+    batches = list(loaders[1])
+    assert [batch["x"].flatten().tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
+def test_shards_have_the_methods_of_ray_data():
+    shards = shards_of(made().datasets)
+    sizes = [len(batch[0]) for batch in shards.val.iter_torch_batches(batch_size=5, prefetch_batches=1)]
+    assert sizes == [5, 4]
+    rows = [batch for batch in shards.val.iter_torch_batches(batch_size=5, collate_fn=lambda batch: len(batch["item"]))]
+    assert rows == [5, 4]
+
+
+def test_dataset_that_says_so_is_shuffled_anew_in_each_epoch():
+    [train, _] = (experiment := made()).generate_loaders(shards_of(experiment.datasets))
+    first, second = ([x for batch in train for x in batch["x"].flatten().tolist()] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(24))
+    assert first != second
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_batch_is_one_report_with_losses_and_metrics():
+    metrics = paceline.load_run(run("reports").path).metrics
+    assert len(metrics) == 2 * (6 + 1)
+    first = metrics.iloc[0]
+    assert (first["epoch"], first["batch"]) == (0, 0)
+    assert {"mse", "mae"} <= set(metrics.columns)
+    assert "unused" not in metrics.columns
+
+
+def test_only_each_so_many_batches_are_reported():
+    metrics = paceline.load_run(run("few_reports", "cfg.log_every=4").path).metrics
+    assert metrics[metrics["batch"].notna()]["batch"].tolist() == [0, 4, 0, 4]
+
+
+def test_metric_that_is_never_updated_is_named_once(caplog):
+    experiment = made()
+    experiment.losses.mse.update(torch.zeros(2), torch.ones(2))
+    with caplog.at_level(logging.WARNING):
+        values = [experiment.save_metrics_and_losses(epoch=0, report=False) for _ in range(2)]
+    assert values[0] == {"epoch": 0, "mse": 1.0}
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["mae", "unused"]
+
+
+def test_line_of_an_epoch():
+    values = {"epoch": 2, "loss": 0.123456, "accuracy": 0.5, "hidden": 1.0, "matrix": torch.zeros(2)}
+    line = epoch_line(2, 10, values, {"train": 1.24}, {"acc*": ".0%", "hidden": ""})
+    assert line == "epoch 3/10 | train 1.2 s | loss 0.1235 | accuracy 50%"
+
+
+def test_stages_are_added_up_until_they_are_taken():
+    stages = Stages()
+    for name in ("a", "b", "a"):
+        with stages.stage(name):
+            pass
+    assert list(stages.taken()) == ["a", "b"]
+    assert stages.taken() == {}
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_goes_on_in_another_run():
+    first = run("first", "cfg.seed=3")
+    both = run("both", "cfg.seed=3", "cfg.num_epochs=4")
+    second = run("second", "cfg.seed=3", "cfg.num_epochs=4", f"cfg.restore_checkpoint_path={first.path}")
+    assert second.values == both.values
+    assert paceline.load_run(second.path).metrics["epoch"].min() == 2
+
+
+def test_random_generators_go_on_without_a_seed_of_the_run():
+    def save_and_restore():
+        experiment = made()
+        experiment.enter_worker()
+        torch.manual_seed(5)
+        experiment.save_checkpoint(epoch=3, metrics={"mse": 0.5})
+        drawn = torch.rand(3).tolist()
+        assert experiment.restore_checkpoint()
+        return drawn == torch.rand(3).tolist(), experiment.cfg.start_epoch
+
+    with paceline.Trainer(num_workers=0, logdir="generators") as trainer:
+        assert trainer.run(save_and_restore) == [(True, 4)]
+
+
+def test_best_checkpoints_are_kept():
+    trained = run("best", "cfg.num_epochs=4", "cfg.keep_checkpoints=1", "cfg.best_metric=mse")
+    assert 1 <= len(paceline.load_run(trained.path).checkpoints) <= 2
+
+
+def test_checkpoint_of_other_models_is_refused():
+    path = paceline.load_run(run("others").path).latest_checkpoint_path
+    with pytest.raises(CheckpointError, match="has the models net, teacher; the experiment has a, b, c"):
+        run("not_mine", f"cfg.restore_checkpoint_path={path}", experiment=typed_experiment.Several)
+
+
+def test_run_without_a_checkpoint_cannot_be_gone_on_from():
+    path = run("saves_nothing", experiment=typed_experiment.Several).path
+    with pytest.raises(ConfigError, match="has no checkpoint"):
+        run("from_nothing", f"cfg.restore_checkpoint_path={path}")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "''"])
+def test_name_must_be_that_of_a_folder(name):
+    with pytest.raises(ConfigError, match="expected the name of a folder"):
+        run(name)
+
+
+def test_what_changed_in_a_tool_is_kept_and_what_was_configured_is_not():
+    tool = typed_experiment.Patience(most=5)
+    first = dict(vars(tool))
+    tool(3)
+    kept = changes(tool, first)
+    other = typed_experiment.Patience(most=7)
+    put_back(other, kept)
+    assert (other.most, other.num_calls) == (7, 1)
+
+
+def test_tool_with_a_state_dict_is_kept_by_it():
+    layer, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    put_back(other, changes(layer, {}))
+    assert torch.equal(layer.weight, other.weight)
+
+
+def test_what_a_checkpoint_can_hold():
+    assert is_holdable({"a": [1, (2.0, None)], "b": torch.zeros(1)})
+    assert not is_holdable([object()])
+    assert not is_holdable(torch.nn.Linear(1, 1))
+
+
+def test_unknown_state_is_refused_when_it_is_registered():
+    with pytest.raises(ArgumentError, match="no attribute 'histroy'"):
+        made().register_stateful("histroy")
+
+
+def metrics_of(*values):
+    metrics = {"sum": tm.SumMetric(), "max": tm.MaxMetric(), "cat": tm.CatMetric()}
+    for value in values:
+        for metric in metrics.values():
+            metric.update(float(value))
+    return metrics
+
+
+def test_states_of_metrics_come_back():
+    kept, other = states_of(metrics_of(1, 2)), metrics_of()
+    restore_states(other, kept)
+    assert [other[name].compute().tolist() for name in other] == [3.0, 2.0, [1.0, 2.0]]
+    assert all(metric.update_called for metric in other.values())
+
+
+def test_states_of_two_ranks_are_shared_among_three_so_that_nothing_counts_twice():
+    parts = [states_of(metrics_of(1, 2)), states_of(metrics_of(5))]
+    ranks = [metrics_of() for _ in range(3)]
+    for rank, metrics in enumerate(ranks):
+        share_states(metrics, parts, rank)
+    assert [metrics["sum"].metric_state["sum_value"].item() for metrics in ranks] == [8.0, 0.0, 0.0]
+    assert [metrics["max"].metric_state["max_value"].item() for metrics in ranks] == [5.0, 5.0, 5.0]
+    assert [len(metrics["cat"].metric_state["value"]) for metrics in ranks] == [3, 0, 0]
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_tool_that_agrees_stays_what_it_was():
+    tool = typed_experiment.Patience(most=1)
+    let_agree(tool)
+    let_agree(tool)
+    assert isinstance(tool, typed_experiment.Patience)
+    assert type(tool).__qualname__ == "Patience"
+    assert (tool(0), tool(2), tool.num_calls) == (False, True, 2)
+
+
+def test_tool_that_is_no_decision_is_left_alone():
+    class Alone(typed_experiment.Patience):
+        agree = False
+
+    for tool in (Alone(), torch.nn.Linear(1, 1), len, object()):
+        kind = type(tool)
+        let_agree(tool)
+        assert type(tool) is kind
+
+
+def test_helpers_are_those_of_paceline():
+    assert prepare_model is paceline.prepare_model
+    assert get_device is paceline.get_device
