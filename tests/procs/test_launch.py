@@ -101,6 +101,27 @@ def test_script_for_torchrun_runs_as_it_is(launch, tmp_path):
     assert "farewell" in (run.path / "logs/rank_1.log").read_text()
 
 
+def test_group_that_is_destroyed_before_its_models_does_not_hang(launch, tmp_path):
+    script = """
+        import faulthandler, os, sys, torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        def train(path):
+            dist.init_process_group("gloo", init_method=f"file://{path}", rank=int(os.environ["RANK"]), world_size=2)
+            model = DistributedDataParallel(torch.nn.Linear(64, 64))
+            for _ in range(3):
+                model(torch.ones(4, 64)).sum().backward()
+            dist.destroy_process_group()
+
+        faulthandler.dump_traceback_later(60, exit=True)
+        for i in range(30):
+            train(f"{sys.argv[1]}/store_{i}")
+    """
+    code, _, errors, _ = launch({"train.py": script}, "train.py", str(tmp_path))
+    assert code == 0, errors
+
+
 def test_module_that_is_killed_goes_on_from_its_checkpoint(launch):
     train = """
         import os, signal

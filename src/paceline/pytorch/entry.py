@@ -80,7 +80,17 @@ def _join(stack: ExitStack) -> None:
     """Ranks of a launcher that are no group yet become one."""
     if session.place().world_size > 1 and not dist.is_initialized() and "MASTER_ADDR" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        stack.callback(dist.destroy_process_group)
+        stack.callback(_leave)
+
+
+_former_group: dist.ProcessGroup | None = None
+
+
+def _leave() -> None:
+    """The trial's models die later. Torch can hang if one of them has the last reference to the group."""
+    global _former_group
+    _former_group = dist.group.WORLD
+    dist.destroy_process_group()
 
 
 def _order_seed() -> int:
