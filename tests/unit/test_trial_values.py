@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.pytorch.kept import found_in
 from paceline.pytorch.metrics import Partial, TrainingMetrics, ValidationMetrics, mean_over_ranks, over_ranks, reduced
 from paceline.pytorch.optimization import Optimization
 from paceline.pytorch.plan import Plan, reported_names
@@ -510,3 +511,24 @@ def test_batches_are_moved_in_whatever_they_come():
     assert (moved["a"][1], moved["b"][1].tolist(), moved["c"].y) == ("text", ["t"], 3)
     here = torch.zeros(2)
     assert _moved(here, torch.device("cpu")) is here
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("models", "weights"),
+        ("optimizers", [1]),
+        ("callbacks", [1]),
+        ("in_epoch", "x"),
+        ("validation", 3),
+        ("best", []),
+    ],
+)
+def test_checkpoint_with_parts_of_wrong_types(name, value):
+    state = {"batches": 1, "epochs": 0, "records": 2, "seed": 0, "models": [{}], "optimizers": [], "best": {}}
+    assert found_in(state).lengths.records == 2
+    with pytest.raises(ArgumentError, match=rf"is damaged: {name} is of type {type(value).__name__}; expected a"):
+        found_in({**state, name: value})

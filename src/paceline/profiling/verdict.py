@@ -48,7 +48,8 @@ class Verdict:
         rows += [
             f"{line.name:<14}{line.total_s:>8.2f} s{line.mean_ms:>9.3f} ms{line.share:>8.0%}" for line in self.lines
         ]
-        rows.append(f"{self.num_steps} steps in {self.elapsed_s:.2f} s. {self.advice}")
+        steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
+        rows.append(f"{steps} in {self.elapsed_s:.2f} s. {self.advice}")
         return "\n".join(rows)
 
 

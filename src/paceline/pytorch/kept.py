@@ -39,7 +39,26 @@ def found_in(checkpoint: Mapping[str, Any]) -> Found:
             f"The checkpoint {getattr(checkpoint, 'path', None) or ''} was not saved by a pytorch.Trainer: it has "
             f"{', '.join(map(repr, checkpoint)) or 'nothing'}. For other weights, load them into the model by yourself."
         ) from error
+    for name, expected in _KINDS.items():
+        if name in checkpoint and not _is_kind(checkpoint[name], expected):
+            raise ArgumentError(
+                f"The checkpoint {getattr(checkpoint, 'path', None) or ''} of a pytorch.Trainer is damaged: {name} is "
+                f"of type {type(checkpoint[name]).__name__}; expected {expected}. Go on from another one."
+            )
     return Found(Lengths(*numbers[:3]), numbers[3])
+
+
+_KINDS = {
+    **dict.fromkeys(("models", "optimizers", "lr_schedulers"), "a list of states"),
+    **dict.fromkeys(("scaler", "callbacks", "validation", "best", "trial"), "a state"),
+    **dict.fromkeys(("epochs_ended", "in_epoch", "validated_at"), "a number"),
+}
+
+
+def _is_kind(value: Any, expected: str) -> bool:
+    if expected == "a list of states":
+        return isinstance(value, list | tuple) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, Mapping if expected == "a state" else int)
 
 
 @dataclass(frozen=True)
