@@ -106,9 +106,9 @@ def cluster():
             assert line, f"Ray did not start:\n{said}"
             said += line
         address = re.search(r"--address='(\S+)'", said).group(1)
-        # A client that comes before the agent hangs, for a minute: its server dies at its birth.
-        while ended([*RAY, "job", "submit", f"--address=http://127.0.0.1:{dashboard}", "--", "true"], env)[0] != 0:
-            threading.Event().wait(0.5)
+        # A client that comes before the agent is up hangs for a minute: its server dies at its birth.
+        submit = [*RAY, "job", "submit", f"--address=http://127.0.0.1:{dashboard}", "--no-wait", "--", "true"]
+        assert any(ended(submit, env)[0] == 0 for _ in range(30)), "Ray's agent did not come up"
         yield SimpleNamespace(
             address=address, client=f"ray://127.0.0.1:{client}", jobs=f"http://127.0.0.1:{dashboard}", env=env
         )
