@@ -981,6 +981,11 @@ def test_mistakes_of_trials(tmp_path):
         )
 
 
+def test_ids_are_names_of_folders(tmp_path):
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path / "digits") as context:
+        assert (context.get_experiment_id(), context.get_trial_id()) == ("digits", "run_001")
+
+
 def test_checkpoint_of_something_else(tmp_path):
     with paceline.record_run(logdir=tmp_path) as run_dir:
         paceline.save_checkpoint(epoch=3)

@@ -121,6 +121,19 @@ class PyTorchTrialContext:
     def get_data_config(self) -> dict[str, Any]:
         return dict(self.get_experiment_config().get("data", {}))
 
+    def get_experiment_id(self) -> str:
+        """The name of the folder in which the run's is."""
+        return self._run_dir().parent.name
+
+    def get_trial_id(self) -> str:
+        """The name of the run's folder."""
+        return self._run_dir().name
+
+    def _run_dir(self) -> Path:
+        if self.core.run_dir is None:
+            raise TrainerStateError("The trial belongs to no run here, so that it has no id.")
+        return Path(self.core.run_dir)
+
     def get_trial_seed(self) -> int:
         """By which the data is ordered. The same on all ranks."""
         return self.seed
