@@ -1,5 +1,6 @@
 """Trials: what they compute, in which order hooks come, what is kept, and that they go on as if nothing had been."""
 
+import json
 import os
 import signal
 import subprocess
@@ -658,6 +659,16 @@ def test_profile_is_told_and_drawn(tmp_path, capsys):
         assert trainer.fit(max_length=Batch(3), profiling_enabled=True).profile.num_steps == 3
     with pytest.raises(ArgumentError, match="it would end before it begins"):
         trainer.configure_profiler(begin_on_batch=5, end_after_batch=4)
+
+
+def test_trace_of_some_batches(tmp_path):
+    with pytorch.init(hparams={"global_batch_size": 4}, logdir=tmp_path) as context:
+        trainer = pytorch.Trainer(OneWeight(context), context)
+        trainer.configure_profiler(begin_on_batch=2, end_after_batch=3, trace=True)
+        trainer.fit(max_length=Batch(10))
+        text = (context.get_tensorboard_path() / "rank_0.pt.trace.json").read_text()
+    steps = [event for event in json.loads(text)["traceEvents"] if event["name"] == "Optimizer.step#SGD.step"]
+    assert len(steps) == 2
 
 
 def stops(config):

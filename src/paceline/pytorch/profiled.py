@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import torch
 from paceline.profiling import Profiler
 from paceline.profiling.clock import Clock
 from paceline.profiling.picture import draw
+from paceline.profiling.torch_trace import traced
 from paceline.profiling.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -20,10 +22,12 @@ PICTURE = "profile.png"
 
 
 class Profiling:
-    """From batch `first` to batch `last`, both counted from 0. Rank 0 says what was found."""
+    """From batch `first` to batch `last`, both counted from 0. Rank 0 says what was found. With `traces`, each rank has
+    a trace of them beside TensorBoard's files."""
 
-    def __init__(self, context: PyTorchTrialContext, sync: bool, first: int, last: int | None):
-        self._context, self._first, self._last = context, first, last
+    def __init__(self, context: PyTorchTrialContext, sync: bool, first: int, last: int | None, traces: bool):
+        self._context, self._first, self._last, self._traces = context, first, last, traces
+        self._tracing = ExitStack()
         self._profiler = Profiler(sync=torch.cuda.synchronize if sync and torch.cuda.is_available() else None)
         self._is_told = False
 
@@ -31,16 +35,25 @@ class Profiling:
         """The clock, if this batch is measured."""
         is_due = batch >= self._first and (self._last is None or batch <= self._last)
         if is_due != self._profiler.is_running:
-            (self._profiler.start if is_due else self._profiler.stop)()
+            (self._start if is_due else self._stop)()
         return self._profiler.clock if is_due else None
+
+    def _start(self) -> None:
+        if self._traces:
+            self._tracing.enter_context(traced(self._context.get_tensorboard_path()))
+        self._profiler.start()
+
+    def _stop(self) -> None:
+        self._profiler.stop()
+        self._tracing.close()
 
     def verdict(self) -> Verdict:
         """Of all that was measured: what is under way ends."""
-        self._profiler.stop()
+        self._stop()
         return self._profiler.verdict()
 
     def close(self) -> None:
-        self._profiler.stop()
+        self._stop()
         if self._context.distributed.is_chief and self._profiler.samples and not self._is_told:
             self._is_told = True
             print(self.verdict(), flush=True)

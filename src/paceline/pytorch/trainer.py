@@ -134,15 +134,20 @@ class Trainer:
         enabled: bool = True,
         begin_on_batch: int = 0,
         end_after_batch: int | None = None,
+        *,
+        trace: bool = False,
     ) -> None:
         """Measure batches from `begin_on_batch` to `end_after_batch`: where their time goes, and what the machine does.
-        The last call before `fit` counts."""
+        The last call before `fit` counts. `trace` also records these batches with torch's own profiler: they are slower
+        then, and the file of each rank grows with every batch, so name a few."""
         if end_after_batch is not None and end_after_batch < begin_on_batch:
             raise ArgumentError(
                 f"configure_profiler(begin_on_batch={begin_on_batch}, end_after_batch={end_after_batch}): it would end "
                 "before it begins."
             )
-        self._profiling = Profiling(self._context, sync_timings, begin_on_batch, end_after_batch) if enabled else None
+        self._profiling = (
+            Profiling(self._context, sync_timings, begin_on_batch, end_after_batch, trace) if enabled else None
+        )
 
     def _aggregate(self, frequency: int | None, averages: bool | None) -> None:
         optimization = self._context.optimization
