@@ -136,3 +136,54 @@ def test_run_goes_on_when_nobody_reads_what_is_printed(output, monkeypatch):
         output.end()
         monkeypatch.undo()
         assert os.fstat(stream.fileno()).st_rdev == os.stat(os.devnull).st_rdev
+
+
+# --- how a script is called -----------------------------------------------------------------------------------------
+
+USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --bogus\n"
+
+
+def shown(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_usage_is_shown_once_for_all_ranks(output, capsys):
+    output.take(1, "a warning\n" + USAGE[:40])
+    output.take(0, "a warning\n" + USAGE)
+    output.take(2, USAGE)
+    output.take(1, USAGE[40:])
+    output.flush()
+    lines = shown(capsys)
+    assert [line for line in lines if "warning" in line] == ["[rank 1] a warning", "[rank 0] a warning"]
+    assert [line.partition("] ")[2] for line in lines if "warning" not in line] == USAGE.splitlines()
+
+
+def test_usage_that_differs_is_shown(output, capsys):
+    other = USAGE.replace("--bogus", "--other")
+    output.take(0, USAGE)
+    output.take(1, other)
+    output.flush()
+    told = [f"[rank 0] {line}" for line in USAGE.splitlines()]
+    assert shown(capsys) == told + [f"[rank 1] {line}" for line in other.splitlines()]
+
+
+def test_what_comes_after_a_usage_is_shown(output, clock, capsys):
+    for rank in (0, 1):
+        output.take(rank, "usage: 30 %\n")
+    output.take(1, "first step\n")
+    output.flush()
+    assert shown(capsys) == ["[rank 0] usage: 30 %", "[rank 1] first step"]
+    for rank in (0, 1):
+        output.take(rank, "usage: 30 %\n")
+    clock.now += INTERVAL_S
+    output.take(1, "later\n")
+    assert shown(capsys) == ["[rank 0] usage: 30 %", "[rank 1] usage: 30 %", "[rank 1] later"]
+
+
+def test_next_attempt_shows_its_usage(output, capsys):
+    for rank in (0, 1):
+        output.take(rank, USAGE)
+    output.flush()
+    output.take(1, USAGE)
+    output.flush()
+    assert len(shown(capsys)) == 4

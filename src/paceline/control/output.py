@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from paceline.control.usage import UsageOnce
+
 INTERVAL_S = 10.0
 """How often an unfinished line is printed that nobody shows."""
 
@@ -31,10 +33,11 @@ class RankOutput:
         self._clock = clock
         self._rest: dict[int, str] = {}
         self._printed_at: dict[int, float] = {}
+        self._usage = UsageOnce(clock)
 
     def take(self, rank: int, text: str) -> None:
         lines, self._rest[rank] = split_lines(self._rest.get(rank, "") + text)
-        if lines:
+        if lines and (lines := self._usage.new(rank, lines)):
             self._print(rank, lines)
         unfinished = self._unfinished()
         if not self.show(unfinished) and rank in unfinished and self._is_due(rank):
@@ -42,6 +45,8 @@ class RankOutput:
 
     def flush(self) -> None:
         """Nothing follows for now: print what is unfinished as it is."""
+        for rank, lines in self._usage.rest().items():
+            self._print(rank, lines)
         for rank, rest in sorted(self._rest.items()):
             if lines := list(filter(None, map(_visible, rest.split("\n")))):
                 self._print(rank, lines)
