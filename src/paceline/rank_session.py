@@ -246,7 +246,8 @@ class Session:
 
     def offer(self, datasets: Mapping[str | None, Any]) -> None:
         """Datasets by name that the function has made itself, equally on all ranks: `door` leads to these, and their
-        positions are kept as those of data that the run was given. Before the first use of the door."""
+        positions are kept as those of data that the run was given, which is there besides. Before the first use of the
+        door."""
         if self._door is not None:
             raise TrainerStateError("The data of this run is in use already.")
         self._offered = datasets
@@ -274,7 +275,8 @@ class Session:
         if self._offered is not None:
             from paceline.data.given import Handout
 
-            return Handout(self._offered)
+            given = {} if self._task.shards is None else self._task.shards[self.place.world_rank].items
+            return Handout({**given, **self._offered})
         assert self._task.shards is not None
         return self._task.shards[self.place.world_rank]
 

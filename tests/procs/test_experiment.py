@@ -5,6 +5,8 @@ import typed_experiment
 
 import paceline
 from paceline import Trainer
+from paceline.data.prepared_cleaning import entries
+from paceline.errors import TrainerStateError
 from paceline.experiment import run_experiment, same_runs
 
 
@@ -78,6 +80,22 @@ def test_another_number_of_workers_goes_on_in_the_middle_of_an_epoch():
 def test_rank_that_stops_takes_the_others_along():
     stopped = run("stopped", "cfg.start_workers=2", "cfg.stops_alone=1")
     assert [value["calls"] for value in stopped.values] == [1, 1]
+
+
+def test_tool_that_one_rank_calls_alone_is_told():
+    hasty = "tools.patience._target_=typed_experiment.HastyPatience"
+    with pytest.raises(
+        TrainerStateError, match=r"tools\.patience was called on rank 0, and not on all others within 1 s"
+    ):
+        run("alone", "cfg.start_workers=2", "cfg.num_epochs=1", "cfg.asks_alone=0", hasty)
+
+
+def test_killed_run_on_prepared_batches_ends_like_the_undisturbed_one(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_STORAGE", str(tmp_path))
+    changes = ["cfg.seed=1", "cfg.start_workers=2", "models.net.block.dropout=0.1", "cfg.save_every=1"]
+    prepared = run("prepared", *changes, "cfg.die_at=[1, 1]", prepare_batches=True)
+    assert prepared.values == undisturbed.values
+    assert len(entries(tmp_path / ".prepared")) == 2
 
 
 def test_experiment_trains_on_ray_as_here(undisturbed, ray_cluster):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 
 import pytest
 from typer.testing import CliRunner
@@ -91,3 +92,56 @@ def test_storage_has_to_be_named(tmp_path, monkeypatch):
     monkeypatch.delenv("PACELINE_STORAGE", raising=False)
     assert "Which storage?" in data("show", code=2).stderr
     assert "is no folder" in data("show", "--root", tmp_path / "none", code=2).stderr
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache with three prepared datasets, of which one was used long ago and one is in use."""
+    from paceline.data.prepared_cache import ROWS, Draft
+
+    monkeypatch.setenv("PACELINE_STORAGE", str(tmp_path))
+    holds = []
+    for number, name in enumerate(("old", "used", "new")):
+        draft = Draft(tmp_path / ".prepared")
+        (draft.path / ROWS).write_bytes(bytes(1000))
+        told = {"num_rows": number, "num_bytes": 1000, "crc32": zlib.crc32(bytes(1000)), "source": f"src.data.{name}"}
+        holds.append(draft.commit(str(number) * 32, told))
+    for number in (0, 2):
+        holds[number].release()
+    os.utime(tmp_path / ".prepared" / ("0" * 32) / "lock", (0, 0))
+    yield tmp_path / ".prepared"
+    holds[1].release()
+
+
+def names(cache):
+    return {name[0] for name in os.listdir(cache)}
+
+
+def test_gc_removes_what_is_old(cache):
+    assert "Nobody is there to answer" in data("gc", code=2).stderr
+    shown = data("gc", "--dry-run")
+    assert "age" in shown.stdout
+    assert "src.data.old" in shown.stdout
+    assert "1 of 3 datasets" in shown.stderr
+    assert names(cache) == {"0", "1", "2"}
+    told = json.loads(data("gc", "--yes", "--json").stdout)
+    assert [(one["source"], one["why"]) for one in told["removed"]] == [("src.data.old", "age")]
+    assert {one["source"]: one["why"] for one in told["kept"]} == {"src.data.used": "in use", "src.data.new": None}
+    assert names(cache) == {"1", "2"}
+
+
+def test_gc_removes_what_is_too_much_and_not_what_is_in_use(cache):
+    data("gc", "--max-size", "0", "--yes")
+    assert names(cache) == {"1"}
+    assert json.loads(data("gc", "--max-size", "0", "--yes", "--json").stdout)["removed"] == []
+
+
+def test_gc_refuses_what_is_no_size_or_time(cache):
+    assert "expected a number and a unit, as in 500M" in data("gc", "--max-size", "much", code=2).stderr
+    assert "is no length of time" in data("gc", "--older-than", "long", code=2).stderr
+    assert names(cache) == {"0", "1", "2"}
+
+
+def test_gc_of_nothing(tmp_path):
+    assert "0 of 0 datasets" in data("gc", "--root", tmp_path / "nowhere").stderr
+    assert not (tmp_path / "nowhere").exists()

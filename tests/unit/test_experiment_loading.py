@@ -1,7 +1,9 @@
 """A configuration is checked as a whole, and calls nothing that the experiment does not lead to."""
 
 import contextlib
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,40 @@ def test_hostile_target_is_not_called(target, place, tmp_path):
 def test_hostile_target_is_refused_wherever_it_stands(target):
     """Whatever an annotation would say to it: a parameter may have none."""
     assert isinstance(allowed_by(SCHEMA).find(target), str)
+
+
+HEADS = [
+    ("torch.nn.modules.linear.Identity", True),  # of the package in which nn.Module is
+    ("torch.nn.modules.container.Sequential", True),
+    ("typed_experiment.WideBlock", True),  # of this project
+    ("somebodys_layers.Head", False),  # which happens to be imported
+    ("somebodys_layers.inner.Head", False),
+    ("torch.ao.nn.quantized.Linear", False),
+    ("torchmetrics.regression.mse.MeanSquaredError", True),  # which the experiment has elsewhere
+    ("torchmetrics.image.fid.FrechetInceptionDistance", False),
+]
+
+
+@pytest.mark.parametrize(("target", "is_admitted"), HEADS)
+def test_broad_annotation_admits_the_project_s_own_and_the_package_s(target, is_admitted, tmp_path, monkeypatch):
+    """`head: nn.Module` does not admit whatever some package has derived from it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    installed = tmp_path / "site-packages"
+    (installed / "somebodys_layers").mkdir(parents=True)
+    head = "from torch import nn\nclass Head(nn.Identity): pass\n"
+    (installed / "somebodys_layers/__init__.py").write_text(head)
+    (installed / "somebodys_layers/inner.py").write_text(head)
+    sys.path.append(str(installed))
+    with contextlib.suppress(ImportError):
+        importlib.import_module(target.rpartition(".")[0])
+    try:
+        found = allowed_by(SCHEMA).find(target)
+    finally:
+        for name in [name for name in sys.modules if name.startswith("somebodys_layers")]:
+            del sys.modules[name]
+    assert isinstance(found, type) is is_admitted, found
+    if not is_admitted:
+        assert f'allow = ["{target}"]' in found
 
 
 def test_hostile_module_is_not_imported(tmp_path, monkeypatch):

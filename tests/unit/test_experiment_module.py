@@ -18,7 +18,7 @@ from paceline.experiment import (
     run_experiment,
     schema_of,
 )
-from paceline.experiment.agreement import let_agree
+from paceline.experiment.agreement import Agreement, let_agree
 from paceline.experiment.building import mapping_of
 from paceline.experiment.keeping import changes, is_holdable, put_back
 from paceline.experiment.measures import restore_states, share_states, states_of
@@ -242,10 +242,67 @@ def test_states_of_two_ranks_are_shared_among_three_so_that_nothing_counts_twice
     parts = [states_of(metrics_of(1, 2)), states_of(metrics_of(5))]
     ranks = [metrics_of() for _ in range(3)]
     for rank, metrics in enumerate(ranks):
-        share_states(metrics, parts, rank)
+        assert share_states(metrics, parts, rank, 3) == []
     assert [metrics["sum"].metric_state["sum_value"].item() for metrics in ranks] == [8.0, 0.0, 0.0]
     assert [metrics["max"].metric_state["max_value"].item() for metrics in ranks] == [5.0, 5.0, 5.0]
     assert [len(metrics["cat"].metric_state["value"]) for metrics in ranks] == [3, 0, 0]
+
+
+def pearsons(*pairs):
+    metric = tm.PearsonCorrCoef()
+    for x, y in pairs:
+        metric.update(torch.tensor(x), torch.tensor(y))
+    return {"r": metric}
+
+
+def test_states_without_a_reduction_go_to_as_many_ranks_or_begin_anew():
+    parts = [states_of(pearsons(([1.0, 2.0], [2.0, 1.0]))), states_of(pearsons(([3.0, 4.0], [9.0, 5.0])))]
+    three = [pearsons() for _ in range(3)]
+    assert [share_states(metrics, parts, rank, 3) for rank, metrics in enumerate(three)] == [[]] * 3
+    assert [metrics["r"].n_total.sum().item() for metrics in three] == [2.0, 2.0, 0.0]
+    one = pearsons(([7.0, 8.0], [1.0, 2.0]))
+    assert share_states(one, parts, 0, 1) == ["r"]
+    assert not one["r"].update_called
+    assert share_states(one, [states_of(pearsons())] * 2, 0, 1) == []  # nobody has counted: nothing is lost
+
+
+class Averages:
+    """A tool that holds a metric, a model of its own, and one of the experiment's."""
+
+    def __init__(self, model=None):
+        self.seen, self.ema, self.model = tm.SumMetric(), torch.nn.Linear(1, 1), model
+        self.num_steps = 0
+
+
+def with_averages():
+    experiment = made()
+    experiment.tools.averages = Averages(experiment.models.net)
+    experiment.tools.mean = tm.MeanMetric()
+    experiment.best = tm.MaxMetric()
+    experiment.register_stateful("best")
+    experiment.enter_worker()
+    return experiment
+
+
+def test_metrics_and_models_of_tools_come_back():
+    def save_and_restore():
+        first, second = with_averages(), with_averages()
+        for value in (1.0, 4.0):
+            first.tools.averages.seen.update(value)
+            first.tools.mean.update(value)
+            first.best.update(value)
+        first.tools.averages.num_steps = 2
+        first.save_checkpoint(epoch=0)
+        assert second.restore_checkpoint()
+        kept = paceline.load_checkpoint()["kept"]["tools"]["averages"]["states"]
+        tools = second.tools
+        assert torch.equal(tools.averages.ema.weight, first.tools.averages.ema.weight)
+        assert torch.equal(second.models.net.head[0].weight, first.models.net.head[0].weight)
+        values = tools.averages.seen.compute().item(), tools.mean.compute().item(), second.best.compute().item()
+        return values, tools.averages.num_steps, sorted(kept)
+
+    with paceline.Trainer(num_workers=0, logdir="tools") as trainer:
+        assert trainer.run(save_and_restore) == [((5.0, 2.5, 4.0), 2, ["ema", "seen"])]
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------
@@ -253,8 +310,8 @@ def test_states_of_two_ranks_are_shared_among_three_so_that_nothing_counts_twice
 
 def test_tool_that_agrees_stays_what_it_was():
     tool = typed_experiment.Patience(most=1)
-    let_agree(tool)
-    let_agree(tool)
+    for _ in range(2):
+        let_agree(tool, "tools.patience", Agreement())
     assert isinstance(tool, typed_experiment.Patience)
     assert type(tool).__qualname__ == "Patience"
     assert (tool(0), tool(2), tool.num_calls) == (False, True, 2)
@@ -266,7 +323,7 @@ def test_tool_that_is_no_decision_is_left_alone():
 
     for tool in (Alone(), torch.nn.Linear(1, 1), len, object()):
         kind = type(tool)
-        let_agree(tool)
+        let_agree(tool, "tools.one", Agreement())
         assert type(tool) is kind
 
 

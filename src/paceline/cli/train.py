@@ -119,6 +119,9 @@ def run(
     conf: Annotated[str | None, typer.Option(metavar="FILE", show_default=False, help="Another conf.yaml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run a configuration anew that has been run.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run of this configuration.")] = False,
+    prepare_batches: Annotated[
+        bool, typer.Option("--prepare-batches", help="Map datasets by ray_map_batches first, into a cache.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     from paceline.errors import ConfigError, MissingDependencyError
@@ -129,7 +132,8 @@ def run(
         raise typer.Exit(_refuse(str(error))) from None
     worst = OK
     for words, plan, parent in plans:
-        worst = max(worst, _run_one(plan, words, {"engine": engine, "parent": parent}, force, resume, as_json))
+        options = {"engine": engine, "parent": parent, "prepare_batches": prepare_batches, "say": _say}
+        worst = max(worst, _run_one(plan, words, options, force, resume, as_json))
         if worst == INTERRUPTED:
             break
     raise typer.Exit(worst)
@@ -157,8 +161,7 @@ def _plans(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple
 
 def _run_one(plan: "Plan", words: list[str], options: dict[str, Any], force: bool, resume: bool, as_json: bool) -> int:
     from paceline.errors import ArgumentError, ConfigError, MissingDependencyError, ResourcesError
-    from paceline.experiment.running import logdir_of, run_plan, same_runs
-    from paceline.trainer import Trainer
+    from paceline.experiment.running import logdir_of, resume_plan, run_plan, same_runs
 
     try:
         before = [] if force else same_runs(plan.config_hash, logdir_of(plan), plan.code_hash)
@@ -166,7 +169,7 @@ def _run_one(plan: "Plan", words: list[str], options: dict[str, Any], force: boo
         if former is not None and (former.status.state == "SUCCEEDED" or not resume):
             return _tell_former(former, plan, as_json)
         if former is not None:
-            Trainer.resume(former.path)
+            resume_plan(plan, former.path)
             path = former.path
         else:
             path = run_plan(plan, overrides=words, **options).path

@@ -149,14 +149,20 @@ class Dataset:
     def bound(self, binding: Binding) -> Dataset:
         return Dataset(self.tree, binding)
 
+    def in_place_of(self, other: Dataset) -> Dataset:
+        """For the run that the other one is bound to, if it is."""
+        return Dataset(self.tree, other._binding)
+
     def fingerprint(self) -> str:
         """By which a checkpoint knows the data that its position is in: what decides which rows come when."""
         return blake2b(repr(_structure(self.tree)).encode(), digest_size=16).hexdigest()
 
     def identity(self) -> str:
         """Two that give the same have the same, also if they were made anew."""
-        ops = [[op.identity for op in leaf.ops] for leaf in leaves(self.tree)]
-        return f"{self.fingerprint()} {ops}"
+        parts = [
+            [getattr(leaf.source, "identity", ""), *(op.identity for op in leaf.ops)] for leaf in leaves(self.tree)
+        ]
+        return f"{self.fingerprint()} {parts}"
 
     def describe(self) -> Any:
         return describe(self.tree)

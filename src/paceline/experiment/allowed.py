@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.experiment.own_code import root_of
 from paceline.experiment.schema import Node, Schema, walk
 from paceline.experiment.signatures import path_of
 
@@ -35,12 +36,18 @@ _NO_BASES = frozenset(
 
 @dataclass(frozen=True)
 class Allowed:
-    """Default-deny: the classes that the typed experiment leads to, by annotation or by a recorded default, those that
-    derive from them, and what the project allows by name. Never a function."""
+    """Default-deny: the classes that the typed experiment leads to, by annotation or by a recorded default; those that
+    derive from them and are the project's own, or stand in the same package as the class that they derive from; and
+    what the project allows by name. Never a function.
+
+    To derive from one of them is not enough: `nn.Module` in an annotation would admit whatever any package that happens
+    to be imported has made of it."""
 
     bases: frozenset[type]
     names: tuple[str, ...] = ()
     """"package.module.Class", or "package.*"."""
+    roots: frozenset[Path] = frozenset()
+    """The folders from which the project's own modules are imported."""
 
     def find(self, path: str) -> type | str:
         """The class of that name, or why it is not to be called. Imports nothing but what the project has named."""
@@ -58,19 +65,40 @@ class Allowed:
             return f"{path!r} is allowed, but there is no such class"
         if not inspect.isclass(found):
             return f"{path!r} is a {type(found).__name__}; only classes are ever called"
-        if is_named or any(base in found.__mro__ for base in self.bases):
+        if is_named or self._is_led_to(found):
             return found
         return (
-            f"{path!r} may not be called: the experiment does not lead to it, and it derives from no class that it "
-            f'leads to. If it is meant, allow it in pyproject.toml: [tool.paceline] allow = ["{path}"]'
+            f"{path!r} may not be called: the experiment does not lead to it, nor is it a class of this project, or of "
+            "the same package, that derives from one that it leads to. If it is meant, allow it in pyproject.toml: "
+            f'[tool.paceline] allow = ["{path}"]'
         )
+
+    def _is_led_to(self, found: type) -> bool:
+        above = [base for base in self.bases if base in found.__mro__]
+        if found in above:
+            return True
+        return any(_is_inside(found, base) for base in above) or (bool(above) and self._is_own(found))
+
+    def _is_own(self, found: type) -> bool:
+        """Whether it comes from the folder from which the experiment does."""
+        root = root_of(found.__module__)
+        return found.__module__ == "__main__" or (root is not None and root in self.roots)
 
 
 def allowed_by(schema: Schema, names: Iterable[str] = ()) -> Allowed:
     found: set[type] = set()
     for section in schema.sections:
         found |= {section.node.target, *_classes(section.node)}
-    return Allowed(frozenset(cls for cls in found if "<locals>" not in cls.__qualname__), tuple(names))
+    own = {schema.experiment, *(section.node.target for section in schema.sections)}
+    roots = {root for cls in own if (root := root_of(cls.__module__)) is not None}
+    bases = frozenset(cls for cls in found if "<locals>" not in cls.__qualname__)
+    return Allowed(bases, tuple(names), frozenset(roots))
+
+
+def _is_inside(cls: type, base: type) -> bool:
+    """Whether it stands in the package that the base stands in."""
+    package = base.__module__.rpartition(".")[0] or base.__module__
+    return f"{cls.__module__}.".startswith(f"{package}.")
 
 
 def allowed_names(project: Path) -> tuple[str, ...]:

@@ -15,10 +15,18 @@ import paceline
 from paceline import session
 from paceline.errors import ArgumentError, CheckpointError
 from paceline.experiment import keeping
-from paceline.experiment.agreement import any_rank, let_agree
+from paceline.experiment.agreement import Agreement, let_agree
 from paceline.experiment.building import freeze_unmapped, mapping_of, models_in
 from paceline.experiment.config import TrainConfig
-from paceline.experiment.measures import computed, measures_in, restore_states, share_states, states_of
+from paceline.experiment.measures import (
+    computed,
+    measures_in,
+    measures_of_tools,
+    metrics_among,
+    restore_states,
+    share_states,
+    states_of,
+)
 from paceline.experiment.shards import Loader, datasets_in
 from paceline.experiment.stages import Stages, epoch_line
 from paceline.prepare import get_device, rng_state, set_rng_state, unwrap_model
@@ -60,6 +68,7 @@ class BaseModule(ABC):
         self._tools_at_first: dict[str, dict[str, Any]] | None = None
         self._not_updated: set[str] = set()
         self._is_inside_epoch = False
+        self._agreement: Agreement | None = None
         self._frozen = self._freeze()
 
     @abstractmethod
@@ -134,6 +143,11 @@ class BaseModule(ABC):
     def _measures(self) -> dict[str, Any]:
         return {**measures_in(self.losses), **measures_in(self.metrics)}
 
+    def _counting(self) -> dict[str, Any]:
+        """All that counts over the ranks, in tools too: by name, for checkpoints."""
+        registered = metrics_among({path: keeping.reach(self, path) for path in self._registered})
+        return {**self._measures(), **measures_of_tools(self._tools()), **registered}
+
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def save_checkpoint(
@@ -144,7 +158,7 @@ class BaseModule(ABC):
         rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line."""
         values = {name: value for name, value in (metrics or {}).items() if keeping.is_holdable(value)}
         scored = {} if self.cfg.best_metric is None else {self.cfg.best_metric: values.get(self.cfg.best_metric)}
-        own = {"rng": rng_state(), "measures": states_of(self._measures()), "kept": self._kept()}
+        own = {"rng": rng_state(), "measures": states_of(self._counting()), "kept": self._kept()}
         state: dict[str, Any] = {
             "epoch": epoch,
             "batch_idx": batch_idx,
@@ -172,15 +186,26 @@ class BaseModule(ABC):
         self._put_back(checkpoint["kept"] if own is None else own["kept"])
         is_inside = checkpoint["batch_idx"] is not None
         if own is not None:
-            restore_states(self._measures(), own["measures"])
+            restore_states(self._counting(), own["measures"])
             set_rng_state(own["rng"])
         else:
-            parts = [part["measures"] for part in checkpoint.all_ranks if part is not None]
-            share_states(self._measures(), parts, paceline.world_rank())
+            self._share([part["measures"] for part in checkpoint.all_ranks if part is not None], is_inside)
         self.cfg.start_epoch = checkpoint["epoch"] + (not is_inside)
         self.first_batch = checkpoint["batch_idx"] + 1 if is_inside else 0
         self._is_inside_epoch = is_inside
         return True
+
+    def _share(self, everybody: list[Mapping[str, Any]], is_inside: bool) -> None:
+        rank, world_size = paceline.world_rank(), paceline.world_size()
+        lost = ", ".join(share_states(self._counting(), everybody, rank, world_size))
+        if lost and is_inside:
+            raise CheckpointError(
+                f"{lost}: {len(everybody)} ranks have counted, and {world_size} go on in the middle of an epoch. "
+                "States without a reduction (dist_reduce_fx) cannot be put together: go on with as many ranks, or from "
+                "a checkpoint at the end of an epoch."
+            )
+        if lost and rank == 0:
+            logger.warning("%s begins anew: it has states without a reduction, and there are fewer ranks now.", lost)
 
     def register_stateful(self, *paths: str) -> None:
         """Keep more in every checkpoint: `register_stateful("history", "models.ema")`. What has `state_dict` is kept by
@@ -192,16 +217,21 @@ class BaseModule(ABC):
 
     def _kept(self) -> dict[str, Any]:
         first = self._first_states()
-        tools = {name: keeping.changes(tool, first.get(name, {})) for name, tool in self._tools().items()}
+        others = self._parts()
+        tools = {name: keeping.changes(tool, first.get(name, {}), others) for name, tool in self._tools().items()}
         return {"tools": tools, "registered": {path: keeping.read_path(self, path) for path in self._registered}}
 
     def _put_back(self, kept: Mapping[str, Any]) -> None:
         self._first_states()
         for name, tool in self._tools().items():
-            keeping.put_back(tool, kept["tools"].get(name, {}))
+            keeping.put_back(tool, kept["tools"].get(name, {}), self._parts())
         for path in self._registered:
             if path in kept["registered"]:
                 keeping.write_path(self, path, kept["registered"][path])
+
+    def _parts(self) -> list[Any]:
+        """What a checkpoint has by its own name, and tools may hold too."""
+        return [*models_in(self.models).values(), *self._optimizers().values(), *self._tools().values()]
 
     def _first_states(self) -> dict[str, dict[str, Any]]:
         """Of the tools, before anything was trained."""
@@ -227,7 +257,8 @@ class BaseModule(ABC):
 
     def agree(self, flag: bool) -> bool:
         """True on all ranks if it is true on one of them. Collective: for decisions that end a loop."""
-        return any_rank([bool(flag)])[0]
+        self._agreement = self._agreement or Agreement()
+        return self._agreement.decide("agree()", bool(flag))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """`with self.stage("train"):` times a part of the epoch, for its line."""
@@ -255,8 +286,9 @@ class BaseModule(ABC):
             measure.to(get_device())
         self._first_states()
         if session.world_size() > 1:
-            for tool in self._tools().values():
-                let_agree(tool)
+            self._agreement = Agreement()
+            for name, tool in self._tools().items():
+                let_agree(tool, f"tools.{name}", self._agreement)
 
     def _freeze(self) -> list[str]:
         if self.models is None or self.optimizers is None:

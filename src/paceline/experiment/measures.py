@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
+from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
 
 from paceline import session
 from paceline.experiment.agreement import any_rank
@@ -21,8 +21,23 @@ def measures_in(section: Any) -> dict[str, Metric | MetricCollection]:
     """The metrics of a container, by name. A loss that is none, such as nn.MSELoss, has nothing to compute later."""
     if section is None:
         return {}
-    held = {**vars(section), **(getattr(section, "_modules", None) or {})}
-    return {name: one for name, one in held.items() if isinstance(one, Metric | MetricCollection)}
+    return metrics_among({**getattr(section, "__dict__", {}), **(getattr(section, "_modules", None) or {})})
+
+
+def metrics_among(named: Mapping[str, Any]) -> dict[str, Metric | MetricCollection]:
+    return {name: one for name, one in named.items() if isinstance(one, Metric | MetricCollection)}
+
+
+def measures_of_tools(tools: Mapping[str, Any]) -> dict[str, Metric | MetricCollection]:
+    """Tools that are metrics, and metrics that tools hold as attributes: they count over all ranks too, and by
+    themselves they keep nothing."""
+    found: dict[str, Metric | MetricCollection] = {}
+    for name, tool in tools.items():
+        if isinstance(tool, Metric | MetricCollection):
+            found[f"tools.{name}"] = tool
+        elif not isinstance(tool, torch.nn.Module):
+            found |= {f"tools.{name}.{key}": one for key, one in measures_in(tool).items()}
+    return found
 
 
 def computed(measures: Mapping[str, Any], told: set[str]) -> dict[str, Any]:
@@ -77,30 +92,39 @@ def restore_states(measures: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             _set(one, kept["count"], kept["state"])
 
 
-def share_states(measures: Mapping[str, Any], everybody: list[Mapping[str, Any]], rank: int) -> None:
+def share_states(
+    measures: Mapping[str, Any], everybody: list[Mapping[str, Any]], rank: int, world_size: int
+) -> list[str]:
     """After a change of the number of ranks: rank 0 has what all have summed and collected; what is a mean or an
-    extreme of all, everybody has."""
+    extreme of all, everybody has; of what has no such rule, each rank has what one rank had. Gives the names of those
+    for which there are too few ranks for that: they begin anew."""
+    lost = []
     for name, measure in measures.items():
         for place, one in enumerate(_single(measure)):
             parts = [kept[name][place] for kept in everybody if name in kept]
-            if parts:
-                _share(one, parts, rank)
+            if parts and any(part["count"] for part in parts) and not _share(one, parts, rank, world_size):
+                one.reset()
+                lost.append(name)
+    return lost
 
 
-def _share(measure: Metric, parts: list[Mapping[str, Any]], rank: int) -> None:
+def _share(measure: Metric, parts: list[Mapping[str, Any]], rank: int, world_size: int) -> bool:
     state: dict[str, Any] = {}
     for key, reduction in measure._reductions.items():
         values = [part["state"][key] for part in parts]
-        is_one_s = reduction in (dim_zero_sum, dim_zero_cat) or isinstance(values[0], list)
-        if is_one_s and rank != 0:
-            continue
         if isinstance(values[0], list):
-            state[key] = [item for value in values for item in value]
-        elif reduction is dim_zero_cat:
-            state[key] = torch.cat(values)
-        elif callable(reduction):
+            state |= {key: [item for value in values for item in value]} if rank == 0 else {}
+        elif reduction in (dim_zero_sum, dim_zero_cat):
+            joined = torch.cat(values) if reduction is dim_zero_cat else dim_zero_sum(torch.stack(values))
+            state |= {key: joined} if rank == 0 else {}
+        elif reduction in (dim_zero_mean, dim_zero_max, dim_zero_min):
             state[key] = reduction(torch.stack(values))
+        elif len(parts) > world_size:  # what becomes of several, only the metric's own `compute` knows
+            return False
+        elif rank < len(parts):
+            state[key] = values[rank]
     _set(measure, max(part["count"] for part in parts), state)
+    return True
 
 
 def _set(measure: Metric, count: int, state: Mapping[str, Any]) -> None:

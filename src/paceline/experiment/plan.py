@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from paceline.experiment.own_code import code_hash_of
 from paceline.experiment.recovery import Kept
 from paceline.experiment.signatures import path_of
 from paceline.experiment.values import plain
@@ -50,14 +49,9 @@ class Plan:
 
     @property
     def code_hash(self) -> str:
-        """Of the files that the experiment and the classes of the configuration come from, but for installed packages:
-        with the same of both, a run has nothing new to tell."""
-        classes = {self.experiment, *(cls for build in self.sections.values() for cls in targets(build))}
-        named = {path for path in map(_source_file, classes) if path is not None and "site-packages" not in path.parts}
-        content = hashlib.blake2b(digest_size=5)
-        for path in sorted(named):
-            content.update(path.name.encode() + path.read_bytes())
-        return content.hexdigest()
+        """Of the files that the experiment and the classes of the configuration come from, and of what these import of
+        the same project: with the same of both, a run has nothing new to tell."""
+        return code_hash_of({self.experiment, *(cls for build in self.sections.values() for cls in targets(build))})
 
 
 def targets(value: Any) -> Iterator[type]:
@@ -68,11 +62,6 @@ def targets(value: Any) -> Iterator[type]:
     if isinstance(value, list | tuple | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from targets(item)
-
-
-def _source_file(cls: type) -> Path | None:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return Path(file) if file is not None and Path(file).is_file() else None
 
 
 def resolved(value: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,12 @@ from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.control.termination import Signals
-from paceline.errors import ConfigError, RunNotFoundError
+from paceline.errors import ConfigError, MissingDependencyError, RunNotFoundError
 from paceline.experiment.binding import dump
 from paceline.experiment.building import build_experiment
-from paceline.experiment.plan import Plan
+from paceline.experiment.plan import Plan, targets
 from paceline.experiment.project import load_plan
-from paceline.experiment.shards import shards_of
+from paceline.experiment.shards import datasets_in, makes_ray, shards_of
 from paceline.experiment.signatures import path_of
 from paceline.prepare.rng import RandomStream
 from paceline.registry import EXPERIMENT_WORKER_MODULES
@@ -33,6 +36,8 @@ from paceline.trainer import Trainer
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
 from paceline.workers.local import LocalEngine
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ def run_experiment(
     engine: str | Engine | None = None,
     callbacks: Sequence[Callback] = (),
     parent: Mapping[str, Any] | None = None,
+    prepare_batches: bool = False,
 ) -> ExperimentRun:
     """Train an experiment as its configuration says. Blocking.
 
@@ -65,9 +71,11 @@ def run_experiment(
         engine: where workers live, whatever `cfg.engine` says.
         callbacks: as for `Trainer.run`.
         parent: what the run is a part of, for the run folder: of a sweep, say.
+        prepare_batches: map datasets by their `ray_map_batches` ahead of time, into a cache that later runs use too.
     """
     plan = load_plan(experiment, conf, overrides)
-    return run_plan(plan, overrides=overrides, engine=engine, callbacks=callbacks, parent=parent)
+    options: dict[str, Any] = {"engine": engine, "callbacks": callbacks, "parent": parent}
+    return run_plan(plan, overrides=overrides, prepare_batches=prepare_batches, **options)
 
 
 def run_plan(
@@ -77,8 +85,10 @@ def run_plan(
     engine: str | Engine | None = None,
     callbacks: Sequence[Callback] = (),
     parent: Mapping[str, Any] | None = None,
+    prepare_batches: bool = False,
+    say: Callable[[str], None] = logger.info,
 ) -> ExperimentRun:
-    """The same for a configuration that is loaded."""
+    """The same for a configuration that is loaded. `say` is told how batches are prepared."""
     cfg = config_of(plan)
     work = Work(plan, secrets.randbits(32) if cfg.seed is None else cfg.seed)
     told = {
@@ -87,19 +97,25 @@ def run_plan(
         "code_hash": plan.code_hash,
         "overrides": list(overrides),
     }
-    logdir, backend, made = logdir_of(plan), TorchConfig(), _engine(engine or cfg.engine, cfg.start_workers)
+    logdir, backend = logdir_of(plan), TorchConfig()
+    is_rays = makes_ray_data(plan)
+    made = _engine(engine or cfg.engine or ("ray" if is_rays else None), cfg.start_workers)
     made.warm(backend.preload)
-    work.build()  # what is wrong shows here, with a traceback of its own, and not on every worker
-    with Trainer(
-        backend,
-        num_workers=cfg.start_workers if cfg.max_workers is None else (cfg.start_workers, cfg.max_workers),
-        use_gpu=cfg.use_gpu,
-        logdir=logdir,
-        max_retries=cfg.max_retries,
-        engine=made,
-    ) as trainer:
+    built = work.build()  # what is wrong shows here, with a traceback of its own, and not on every worker
+    with (
+        _prepared(built, plan, say if prepare_batches else None) as prepared,
+        Trainer(
+            backend,
+            num_workers=cfg.start_workers if cfg.max_workers is None else (cfg.start_workers, cfg.max_workers),
+            use_gpu=cfg.use_gpu,
+            logdir=logdir,
+            max_retries=cfg.max_retries,
+            engine=made,
+        ) as trainer,
+    ):
         request = request_of(
-            train_func=work,
+            train_func=replace(work, prepared=prepared),
+            dataset=ray_datasets(built),
             config={**told, **plan.resolved()},
             checkpoint=_checkpoint(cfg.restore_checkpoint_path),
             checkpoint_strategy=_strategy(cfg),
@@ -115,6 +131,42 @@ def run_plan(
                 values = iterator.get_final_results(force=True)
     assert values is not None
     return ExperimentRun(folder.path, plan.config_hash, values)
+
+
+def resume_plan(plan: Plan, run_dir: Path) -> None:
+    """Go on with a run of this configuration that has not succeeded."""
+    cfg = config_of(plan)
+    streams = ray_datasets(Work(plan, cfg.seed or 0).build()) if makes_ray_data(plan) else None
+    Trainer.resume(run_dir, dataset=streams)
+
+
+def ray_datasets(experiment: Any) -> dict[str, Any] | None:
+    """Those of its datasets that are Ray's, made anew."""
+    found = {name: one.ray_dataset() for name, one in datasets_in(experiment.datasets).items() if makes_ray(one)}
+    return found or None
+
+
+def makes_ray_data(plan: Plan) -> bool:
+    """Whether a class of the plan has a method `ray_dataset`."""
+    section = plan.sections.get("datasets")
+    return section is not None and any(hasattr(cls, "ray_dataset") for cls in targets(section))
+
+
+@contextmanager
+def _prepared(experiment: Any, plan: Plan, say: Callable[[str], None] | None) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The datasets that are in the cache, which stay there meanwhile."""
+    if say is None:
+        yield ()
+        return
+    if find_spec("pyarrow") is None:
+        raise MissingDependencyError("pyarrow", "data", "Preparing batches")
+    from paceline.experiment.preparing import prepare_datasets
+
+    prepared = prepare_datasets(experiment, plan, say)
+    try:
+        yield tuple(prepared.paths.items())
+    finally:
+        prepared.release()
 
 
 def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None, code_hash: str | None = None) -> list[Run]:
@@ -147,6 +199,8 @@ class Work:
     plan: Plan
     building_seed: int
     """For random numbers that constructors draw: on every rank, and after every restart, the same."""
+    prepared: tuple[tuple[str, str], ...] = ()
+    """Of each dataset that is in the cache of prepared batches, its name and its folder there."""
 
     @property
     def __name__(self) -> str:
@@ -157,7 +211,7 @@ class Work:
             paceline.enable_reproducibility(config_of(self.plan).seed)
         experiment = self.build()
         experiment.enter_worker()
-        shards = shards_of(experiment.datasets)
+        shards = shards_of(experiment.datasets, dict(self.prepared))
         experiment.restore_checkpoint()
         return experiment.worker_loop(shards)
 
