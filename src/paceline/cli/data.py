@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import data_jobs
 from paceline.cli.asking import Json, Yes, answering, confirm, give, give_json, say
 from paceline.cli.quick import QuickCommand, QuickGroup
 
 if TYPE_CHECKING:
     from paceline.cli.storage_tree import Entry
 
-_HELP = """Look at shared storage, and remove folders from it.
+_HELP = """Look at shared storage, fill it by data jobs, and remove folders from it.
 
 \b
   paceline data show
+  paceline data new images && cd images && paceline data run
   paceline data rm old/images
 
 The storage is what --root or PACELINE_STORAGE names.
@@ -119,4 +121,5 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(name="data", cls=QuickGroup, help=_HELP, no_args_is_help=True, rich_markup_mode=None)
     group.command("show", cls=QuickCommand, help=_SHOW)(answering(show))
     group.command("rm", cls=QuickCommand, help=_RM)(answering(rm))
+    data_jobs.add_to(group)
     app.add_typer(group)

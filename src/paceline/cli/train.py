@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import train_launch
+
 if TYPE_CHECKING:
     from paceline.experiment.plan import Plan
     from paceline.runs import Run
@@ -35,7 +37,7 @@ _BIND_HELP = """Write conf.yaml from the code of the experiment, or bring it up 
 
 OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
-app = typer.Typer(help="Typed experiments: make, bind, run.", no_args_is_help=True)
+app = typer.Typer(help="Typed experiments: make, bind, run, launch.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
@@ -119,23 +121,25 @@ def run(
     conf: Annotated[str | None, typer.Option(metavar="FILE", show_default=False, help="Another conf.yaml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run a configuration anew that has been run.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run of this configuration.")] = False,
+    parent: Annotated[str | None, typer.Option(hidden=True, help="JSON: what the run is a part of.")] = None,
     as_json: Json = False,
 ) -> None:
     from paceline.errors import ConfigError, MissingDependencyError
 
     try:
-        plans = _plans(conf, overrides or [], sweep)
+        plans = plans_of(conf, overrides or [], sweep)
     except (ConfigError, MissingDependencyError) as error:
         raise typer.Exit(_refuse(str(error))) from None
     worst = OK
-    for words, plan, parent in plans:
-        worst = max(worst, _run_one(plan, words, {"engine": engine, "parent": parent}, force, resume, as_json))
+    for words, plan, sweep_of in plans:
+        options = {"engine": engine, "parent": sweep_of if parent is None else json.loads(parent)}
+        worst = max(worst, _run_one(plan, words, options, force, resume, as_json))
         if worst == INTERRUPTED:
             break
     raise typer.Exit(worst)
 
 
-def _plans(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple[list[str], "Plan", Any]]:
+def plans_of(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple[list[str], "Plan", Any]]:
     """Of each run to come; all are checked before the first one begins."""
     import secrets
 
@@ -156,6 +160,7 @@ def _plans(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple
 
 
 def _run_one(plan: "Plan", words: list[str], options: dict[str, Any], force: bool, resume: bool, as_json: bool) -> int:
+    from paceline.cli.announcing import Announcement
     from paceline.errors import ArgumentError, ConfigError, MissingDependencyError, ResourcesError
     from paceline.experiment.running import logdir_of, run_plan, same_runs
     from paceline.trainer import Trainer
@@ -169,7 +174,7 @@ def _run_one(plan: "Plan", words: list[str], options: dict[str, Any], force: boo
             Trainer.resume(former.path)
             path = former.path
         else:
-            path = run_plan(plan, overrides=words, **options).path
+            path = run_plan(plan, overrides=words, callbacks=[Announcement()], **options).path
     except (ConfigError, ArgumentError, MissingDependencyError, ResourcesError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt as interrupt:
@@ -217,5 +222,6 @@ def _say(text: str) -> None:
 
 
 def add_to(main: typer.Typer) -> None:
+    train_launch.add_to(app)
     main.add_typer(app, name="train")
     main.command("new", hidden=True, help="The same as `train new`.")(new)
