@@ -40,9 +40,11 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """With several processes, one has all the tests that share Ray's cluster, and begins with them; the others go by
-    module, so that what a module's tests share is made once."""
+    module, so that what a module's tests share is made once. Those that share a cluster with a job server stay
+    together too."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if _needs_ray(item) else item.module.__name__))
+        group = "jobs" if "cluster" in item.fixturenames else item.module.__name__
+        item.add_marker(pytest.mark.xdist_group("ray" if _needs_ray(item) else group))
     if hasattr(config, "workerinput"):
         ranks = {folder: rank for rank, folder in enumerate(LONG_FIRST)}
         items.sort(key=lambda item: (not _needs_ray(item), ranks.get(item.path.parent.name, 0)))

@@ -45,6 +45,16 @@ Words = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        "--ray-address",
+        metavar="ADDRESS",
+        show_default=False,
+        help="Of a Ray cluster: http://HOST:8265, HOST:6379 or auto. Default: RAY_ADDRESS.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -100,6 +110,15 @@ def give_json(value: Any) -> None:
     print(clean_json(encode_document(value).decode()), end="", flush=True)
 
 
+def pick_anywhere(words: Sequence[str] | None, address: str | None, several: bool = False) -> list[Any]:
+    """What `Store` picks; of runs on a cluster that is named, whose folders are not here, a ClusterRun."""
+    if address is None and not os.environ.get("RAY_ADDRESS"):
+        return Store().pick_all(words) if several else [Store().pick(words)]
+    from paceline.cli import cluster_runs  # which loads much
+
+    return cluster_runs.pick_anywhere(Store(), words, address, several)
+
+
 class Store:
     """The runs below the results folder."""
 
@@ -121,7 +140,7 @@ class Store:
         """The `Found` that is meant, here or, by a path, elsewhere."""
         words = list(words or [])
         if len(words) == 1 and words[0].startswith(("/", "./", "../", "~")):
-            return _at(words[0])
+            return found_at(words[0])
         from paceline.runs.selection import select_one
 
         name = select_one(words, [run.name for run in self.runs], self.tags_of)
@@ -133,7 +152,7 @@ class Store:
 
         words = list(words or [])
         if len(words) == 1 and words[0].startswith(("/", "./", "../", "~")):
-            return [_at(words[0])]
+            return [found_at(words[0])]
         names = set(select(words, [run.name for run in self.runs], self.tags_of))
         return [run for run in self.runs if run.name in names]
 
@@ -143,7 +162,8 @@ class Store:
         return list(found.values())
 
 
-def _at(path: str) -> Any:
+def found_at(path: str) -> Any:
+    """The `Found` of a run folder anywhere."""
     from paceline.runs.index import Found
     from paceline.runs.load import load_run
 

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import data_gc
+from paceline.cli import data_gc, data_jobs
 from paceline.cli.asking import Json, Yes, answering, confirm, give, give_json, say
 from paceline.cli.quick import QuickCommand, QuickGroup
 
 if TYPE_CHECKING:
     from paceline.cli.storage_tree import Entry
 
-_HELP = """Look at shared storage, and remove what is not needed.
+_HELP = """Look at shared storage, fill it by data jobs, and remove what is not needed.
 
 \b
   paceline data show
+  paceline data new images && cd images && paceline data run
   paceline data rm old/images
   paceline data gc
 
@@ -122,4 +123,5 @@ def add_to(app: typer.Typer) -> None:
     group.command("show", cls=QuickCommand, help=_SHOW)(answering(show))
     group.command("rm", cls=QuickCommand, help=_RM)(answering(rm))
     group.command("gc", cls=QuickCommand, help=data_gc.HELP)(answering(data_gc.gc))
+    data_jobs.add_to(group)
     app.add_typer(group)

@@ -36,6 +36,8 @@ class Row:
     now: float
     progress: float | None = None
     """Of a run that goes on, from 0 to 1, if it says so."""
+    job: str | None = None
+    """The job that it is, if all that is known of it comes from a cluster."""
 
     @property
     def logdir(self) -> str:
@@ -97,6 +99,7 @@ class Row:
             },
             "config": summary.config,
             "tags": sorted(self.tags),
+            "job": self.job,
         }
 
 

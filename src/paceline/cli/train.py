@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import train_launch
+
 if TYPE_CHECKING:
     from paceline.experiment.plan import Plan
     from paceline.runs import Run
@@ -35,7 +37,7 @@ _BIND_HELP = """Write conf.yaml from the code of the experiment, or bring it up 
 
 OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
-app = typer.Typer(help="Typed experiments: make, bind, run.", no_args_is_help=True)
+app = typer.Typer(help="Typed experiments: make, bind, run, launch.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
@@ -122,24 +124,26 @@ def run(
     prepare_batches: Annotated[
         bool, typer.Option("--prepare-batches", help="Map datasets by ray_map_batches first, into a cache.")
     ] = False,
+    parent: Annotated[str | None, typer.Option(hidden=True, help="JSON: what the run is a part of.")] = None,
     as_json: Json = False,
 ) -> None:
     from paceline.errors import ConfigError, MissingDependencyError
 
     try:
-        plans = _plans(conf, overrides or [], sweep)
+        plans = plans_of(conf, overrides or [], sweep)
     except (ConfigError, MissingDependencyError) as error:
         raise typer.Exit(_refuse(str(error))) from None
     worst = OK
-    for words, plan, parent in plans:
-        options = {"engine": engine, "parent": parent, "prepare_batches": prepare_batches, "say": _say}
+    for words, plan, sweep_of in plans:
+        belongs_to = sweep_of if parent is None else json.loads(parent)
+        options = {"engine": engine, "parent": belongs_to, "prepare_batches": prepare_batches, "say": _say}
         worst = max(worst, _run_one(plan, words, options, force, resume, as_json))
         if worst == INTERRUPTED:
             break
     raise typer.Exit(worst)
 
 
-def _plans(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple[list[str], "Plan", Any]]:
+def plans_of(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple[list[str], "Plan", Any]]:
     """Of each run to come; all are checked before the first one begins."""
     import secrets
 
@@ -160,6 +164,7 @@ def _plans(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple
 
 
 def _run_one(plan: "Plan", words: list[str], options: dict[str, Any], force: bool, resume: bool, as_json: bool) -> int:
+    from paceline.cli.announcing import Announcement
     from paceline.errors import ArgumentError, ConfigError, MissingDependencyError, ResourcesError
     from paceline.experiment.running import logdir_of, resume_plan, run_plan, same_runs
 
@@ -172,7 +177,7 @@ def _run_one(plan: "Plan", words: list[str], options: dict[str, Any], force: boo
             resume_plan(plan, former.path)
             path = former.path
         else:
-            path = run_plan(plan, overrides=words, **options).path
+            path = run_plan(plan, overrides=words, callbacks=[Announcement()], **options).path
     except (ConfigError, ArgumentError, MissingDependencyError, ResourcesError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt as interrupt:
@@ -220,5 +225,6 @@ def _say(text: str) -> None:
 
 
 def add_to(main: typer.Typer) -> None:
+    train_launch.add_to(app)
     main.add_typer(app, name="train")
     main.command("new", hidden=True, help="The same as `train new`.")(new)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.asking import Json, Store, Words, add_verb, complete_runs, give, give_json, say
+from paceline.cli.asking import Address, Json, Store, Words, add_verb, complete_runs, give, give_json, say
 
 _BOARD = """Show a run in TensorBoard, live, until Ctrl-C.
 
@@ -62,21 +62,19 @@ def board(
 
 
 def ray(
-    address: Annotated[
-        str | None,
-        typer.Option("--address", "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", show_default=False),
-    ] = None,
+    address: Address = None,
     json: Json = False,
 ) -> None:
     from paceline.cli import drawing
-    from paceline.cli.ray_cluster import look
+    from paceline.cli.ray_cluster import Cluster
 
-    cluster = look(address)
+    cluster = Cluster(address)
+    jobs = cluster.jobs()
     if json:
-        give_json({"dashboard": cluster.url, "jobs": [vars(job) for job in cluster.jobs]})
+        give_json({"dashboard": cluster.url, "jobs": [vars(job) for job in jobs]})
         return
     give([f"dashboard  {drawing.clean(cluster.url)}"])
-    if not cluster.jobs:
+    if not jobs:
         say("There are no jobs.")
         return
     columns = [
@@ -94,7 +92,7 @@ def ray(
             drawing.clean(job.command),
             drawing.clean(job.said),
         ]
-        for job in cluster.jobs
+        for job in jobs
     ]
     give(["", *drawing.table(columns, rows, drawing.width(), {1: drawing.STATE_COLOURS}, drawing.is_coloured())])
 

@@ -1,12 +1,25 @@
 """`xp stop`, `xp resume` and `xp retry`."""
 
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.asking import FAILED, INTERRUPTED, TIMED_OUT, Json, Store, Words, add_verb, give_json, say
+from paceline.cli.asking import (
+    FAILED,
+    INTERRUPTED,
+    TIMED_OUT,
+    Address,
+    Json,
+    Store,
+    Words,
+    add_verb,
+    give_json,
+    pick_anywhere,
+    say,
+)
 
 if TYPE_CHECKING:
     from paceline.runs.load import Run
@@ -18,6 +31,7 @@ _STOP = """Stop a run: ask it to save and return.
   paceline xp stop digits 3 --kill               firmly, if it has not ended after 40 s
   paceline xp stop digits --kill --timeout 0     at once
   paceline xp stop 'sweep/*'                     all that match
+  paceline xp stop digits 3 --address http://head:8265
 
 A run that has ended already stays as it is. Exit code: 124 if it has not ended in time.
 """
@@ -45,11 +59,14 @@ def stop(
     timeout: Annotated[str, typer.Option(metavar="40s", help="How long it may take to end.")] = "40s",
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait.")] = False,
     json: Json = False,
+    address: Address = None,
 ) -> None:
     from paceline.runs.conditions import seconds
 
     timeout_s = seconds(timeout)
-    results = [_stopped(found, kill, timeout_s, no_wait) for found in Store().pick_all(words)]
+    results = [
+        _stopped(found, kill, timeout_s, no_wait, address) for found in pick_anywhere(words, address, several=True)
+    ]
     if json:
         give_json(results)
     for one in results:
@@ -58,12 +75,21 @@ def stop(
         raise typer.Exit(TIMED_OUT)
 
 
-def _stopped(found: Any, kill: bool, timeout_s: float, no_wait: bool) -> dict[str, Any]:
+def _stopped(found: Any, kill: bool, timeout_s: float, no_wait: bool, address: str | None) -> dict[str, Any]:
     from paceline.cli.stopping import DriverProcess
     from paceline.cli.xp_logs import await_end
+    from paceline.errors import TrainerStateError
 
+    if hasattr(found, "cluster"):
+        return _stopped_job(found, kill, timeout_s, no_wait)
     run = found.run
-    driver = DriverProcess.find(run)
+    try:
+        driver = DriverProcess.find(run)
+    except TrainerStateError:
+        launched = _job_of(found, address)
+        if launched is None:
+            raise
+        return _stopped_job(launched, kill, timeout_s, no_wait)
     if driver is None:
         return _told(found, run, f"has ended already ({run.status.state.value})")
     try:
@@ -83,6 +109,21 @@ def _stopped(found: Any, kill: bool, timeout_s: float, no_wait: bool) -> dict[st
     if status.state.is_final:
         return _told(found, run, f"has stopped ({status.state.value})")
     return _told(found, run, f"was asked to stop and has not ended after {timeout_s:g} s; --kill would end it")
+
+
+def _stopped_job(run: Any, kill: bool, timeout_s: float, no_wait: bool) -> dict[str, Any]:
+    from paceline.cli.cluster_runs import stop_on_cluster
+
+    return stop_on_cluster(run, kill, timeout_s, no_wait)
+
+
+def _job_of(found: Any, address: str | None) -> Any:
+    """Of a run that another machine drives, the job that it is on a cluster that the user has named; else None."""
+    if address is None and not os.environ.get("RAY_ADDRESS"):
+        return None
+    from paceline.cli.cluster_runs import job_of_folder
+
+    return job_of_folder(found, address)
 
 
 def _told(found: Any, run: "Run", told: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.asking import Json, Store, add_verb, give, give_json, say
+from paceline.cli.asking import Address, Json, Store, add_verb, give, give_json, say
 
 _LS = """List runs, the newest first.
 
@@ -16,6 +16,7 @@ _LS = """List runs, the newest first.
   paceline xp ls --filter "metrics.loss<0.1 and config.lr>0.01" --sort metrics.loss
   paceline xp ls -q | xargs -n1 paceline xp show     names alone, for other programs
   paceline xp ls --watch
+  paceline xp ls --address http://head:8265          and those on a Ray cluster whose folders are not here
 
 Fields of a filter: name, run, state, steps, workers, age, duration, tags, metrics.NAME (the last value), min.NAME,
 max.NAME, config.NAME. Operators: < <= > >= = != and ~ (contains), with and, or, not and brackets.
@@ -58,32 +59,43 @@ def ls(
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
+    address: Address = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 s, until Ctrl-C.")] = False,
 ) -> None:
     asked: dict[str, Any] = {"state": state, "tag": tag, "name": name, "since": since, "condition": condition}
     most = None if everything else num
     if not watch:
-        _list(asked, most, sort, metric, quiet, json)
+        _list(asked, most, sort, metric, quiet, json, address)
         return
     while True:
         if not json:
             print("\x1b[H\x1b[2J", end="")
-        _list(asked, most, sort, metric, quiet, json)
+        _list(asked, most, sort, metric, quiet, json, address)
         time.sleep(_WATCH_S)
 
 
 def _list(
-    asked: dict[str, Any], most: int | None, sort: str | None, metric: str | None, quiet: bool, json: bool
+    asked: dict[str, Any],
+    most: int | None,
+    sort: str | None,
+    metric: str | None,
+    quiet: bool,
+    json: bool,
+    address: str | None,
 ) -> None:
     from paceline.cli import drawing
     from paceline.cli.listing import draw_rows, rows_of, sorted_rows
 
     store = Store()
     runs, num_all = _narrowed(store, **asked, most=None if sort else most)
-    if quiet and not sort:
+    elsewhere = _on_cluster(store, address, asked)
+    if quiet and not sort and not elsewhere:
         give([drawing.clean(run.name) for run in runs])
         return
     rows = rows_of(runs, store)
+    if elsewhere:
+        rows = sorted([*rows, *elsewhere], key=lambda row: row.found.created or 0.0, reverse=True)
+        rows, num_all = rows if sort else rows[:most], num_all + len(elsewhere)
     if sort:
         rows = sorted_rows(rows, sort)[:most]
     if quiet:
@@ -91,11 +103,40 @@ def _list(
     elif json:
         give_json([row.as_json() for row in rows])
     elif not rows:
-        say(f"There are no such runs in {store.root}." if store.runs else f"There are no runs in {store.root} yet.")
+        say(
+            f"There are no such runs in {store.root}."
+            if store.runs or elsewhere
+            else f"There are no runs in {store.root} yet."
+        )
     else:
         give(draw_rows(rows, drawing.width(), drawing.is_coloured(), metric))
         if num_all > len(rows):
             say(f"{len(rows)} of {num_all} runs; -a shows all.")
+
+
+def _on_cluster(store: Store, address: str | None, asked: dict[str, Any]) -> list[Any]:
+    """Rows of runs that only a cluster tells of, which is asked if the user has named one."""
+    import os
+    from fnmatch import fnmatchcase
+
+    if address is None and not os.environ.get("RAY_ADDRESS"):
+        return []
+    from paceline.cli.cluster_runs import rows_elsewhere
+    from paceline.runs.conditions import parse, seconds
+
+    rows = rows_elsewhere(address, store)
+    if asked["state"]:
+        wanted = _states(asked["state"])
+        rows = [row for row in rows if row.found.state in wanted]
+    if asked["name"]:
+        rows = [row for row in rows if any(fnmatchcase(one, asked["name"]) for one in (row.logdir, row.found.name))]
+    if asked["since"]:
+        first = time.time() - seconds(asked["since"])
+        rows = [row for row in rows if (row.found.created or 0) >= first]
+    if asked["condition"] is not None:
+        fits = parse(asked["condition"])
+        rows = [row for row in rows if fits(row.lookup)]
+    return [] if asked["tag"] else rows  # tags are in the folder
 
 
 def _narrowed(

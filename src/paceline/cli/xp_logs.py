@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.asking import FAILED, INTERRUPTED, OK, TIMED_OUT, Json, Store, Words, add_verb, give, give_json, say
+from paceline.cli.asking import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    TIMED_OUT,
+    Address,
+    Json,
+    Words,
+    add_verb,
+    give,
+    give_json,
+    pick_anywhere,
+    say,
+)
 
 if TYPE_CHECKING:
     from paceline.runs.load import Run
@@ -21,6 +34,7 @@ _LOGS = """Print what a run prints, and follow it.
   paceline xp logs digits 3 --rank 0
   paceline xp logs digits --tail 50 --no-follow
   paceline xp logs digits --grep 'loss|error'
+  paceline xp logs digits 3 --address http://head:8265    a run on a Ray cluster, whose folder is not here
 
 Ctrl-C leaves the run alone. Lines are cleaned of what a terminal would act on; --raw gives them as they are.
 """
@@ -51,10 +65,14 @@ def logs(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Bytes as they were printed.")] = False,
     json: Json = False,
+    address: Address = None,
 ) -> None:
-    found = Store().pick(words)
-    run = found.run
+    [found] = pick_anywhere(words, address)
     is_wanted = _matching(grep)
+    if hasattr(found, "cluster"):
+        _logs_of_job(found, rank, follow, tail, is_wanted, raw, json)
+        return
+    run = found.run
     is_followed = run.is_alive if follow is None else follow
     tails: dict[int, _Tail] = {}
     try:
@@ -76,6 +94,19 @@ def logs(
         say(f"{found.name} has no logs{f' of rank {rank}' if rank else ''}.")
     if is_followed:
         say(f"{found.name}: {run.status.state.value}{f' ({run.status.reason})' if run.status.reason else ''}")
+
+
+def _logs_of_job(found: Any, rank: list[int] | None, *options: Any) -> None:
+    from paceline.cli.cluster_runs import print_logs
+    from paceline.errors import ArgumentError
+
+    if rank:
+        raise ArgumentError(f"--rank: the folder of {found.name} is not here, and its job has one log for all ranks.")
+    try:
+        print_logs(found, *options)
+    except KeyboardInterrupt:
+        say(f"\n{found.name} goes on. `paceline xp stop {found.name}` would stop it.")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _matching(pattern: str | None) -> Callable[[str], bool]:
@@ -196,19 +227,25 @@ def wait(
         str | None, typer.Option(metavar="1h", help="Default: as long as it takes.", show_default=False)
     ] = None,
     json: Json = False,
+    address: Address = None,
 ) -> None:
     from paceline.runs.conditions import seconds
 
-    found = Store().pick(words)
+    [found] = pick_anywhere(words, address)
     deadline = None if timeout is None else time.monotonic() + seconds(timeout)
-    status = await_end(found.run, deadline)
-    if json:
-        give_json({"name": found.name, "state": status.state.value, "reason": status.reason})
+    if hasattr(found, "cluster"):
+        job = found.cluster.await_end(found.job.id, deadline)
+        state, reason, is_final = job.state, job.said or None, job.is_final
     else:
-        say(f"{found.name}: {status.state.value}{f' ({status.reason})' if status.reason else ''}")
-    if not status.state.is_final:
+        status = await_end(found.run, deadline)
+        state, reason, is_final = status.state.value, status.reason, status.state.is_final
+    if json:
+        give_json({"name": found.name, "state": state, "reason": reason})
+    else:
+        say(f"{found.name}: {state}{f' ({reason})' if reason else ''}")
+    if not is_final:
         raise typer.Exit(TIMED_OUT)
-    raise typer.Exit(OK if status.state == "SUCCEEDED" else FAILED)
+    raise typer.Exit(OK if state == "SUCCEEDED" else FAILED)
 
 
 def await_end(run: "Run", deadline: float | None) -> Any:

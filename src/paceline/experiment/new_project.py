@@ -1,4 +1,5 @@
-"""A folder with an experiment that trains as it is, made of the files in `template`."""
+"""A folder with an experiment that trains as it is, or with a data job that runs as it is, made of the files in
+`template` and `data_template`."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ _SUFFIX = ".txt"
 """Of every file of the template: so that nobody takes it for a part of this package."""
 
 
-def make_project(path: Path) -> Path:
+def make_project(path: Path, kind: str = "template") -> Path:
     """Write the template into a new folder, or an empty one; its name is that of the runs. Gives the folder."""
     name = path.name
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise ConfigError(f"{name!r} cannot be the name of an experiment; expected letters, digits, '_', '.' and '-'.")
+        raise ConfigError(f"{name!r} cannot be the name of such a folder; expected letters, digits, '_', '.' and '-'.")
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"{path} is there already, and not an empty folder: choose another name.")
-        for place, text in template().items():
+        for place, text in template(kind).items():
             target = path / place
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(_named(text, name))
@@ -30,9 +31,9 @@ def make_project(path: Path) -> Path:
     return path.absolute()
 
 
-def template() -> dict[str, str]:
+def template(kind: str = "template") -> dict[str, str]:
     """Its files, by their paths in the project."""
-    return dict(_files(files(__package__) / "template", ""))
+    return dict(_files(files(__package__) / kind, ""))
 
 
 def _files(folder: Traversable, prefix: str) -> list[tuple[str, str]]:
@@ -46,6 +47,6 @@ def _files(folder: Traversable, prefix: str) -> list[tuple[str, str]]:
 
 
 def _named(text: str, name: str) -> str:
-    return text.replace('name = "example-experiment"', f'name = "{name}"').replace(
-        "\n  name: experiment\n", f"\n  name: {name}\n"
-    )
+    for former in ("example-experiment", "example-data"):
+        text = text.replace(f'name = "{former}"', f'name = "{name}"')
+    return text.replace("\n  name: experiment\n", f"\n  name: {name}\n")

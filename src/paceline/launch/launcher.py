@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
+from paceline.backends.base import BackendConfig
 from paceline.backends.torchrun import TorchrunConfig
+from paceline.callbacks import Callback
 from paceline.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -74,12 +76,18 @@ def _can_be_found(package: str) -> bool:
     return False
 
 
-def run_to_exit_code(program: Script | Command, launch: Launch) -> int:
+def run_to_exit_code(
+    program: Script | Command,
+    launch: Launch,
+    *,
+    backend: BackendConfig | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> int:
     """Run it to its end, say on standard error what went wrong, and give the exit code: 0; 1 for whatever happens in
     the script or to its workers; 2 for what cannot be started; 130 after Ctrl-C. SIGTERM raises SystemExit(143)."""
     try:
         engine = _engine(program, launch)
-        backend = TorchrunConfig(max_restarts=launch.max_restarts)
+        backend = backend or TorchrunConfig(max_restarts=launch.max_restarts)
         backend.check()
         logdir = resolve_logdir(launch.logdir, prefix=program.__name__.removesuffix(".py"))
         engine.warm(backend.preload)
@@ -103,7 +111,7 @@ def run_to_exit_code(program: Script | Command, launch: Launch) -> int:
         return refuse(error)
     try:
         with _main_file(program):
-            trainer.run(program)
+            trainer.run(program, callbacks=list(callbacks))
     except KeyboardInterrupt as interrupt:
         _say(f"Interrupted: {interrupt}")
         return INTERRUPTED

@@ -1,0 +1,50 @@
+"""A data job: a folder with a script that prepares data in the storage, run as a run like any other."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.backends.base import BackendConfig
+from paceline.callbacks import Callback
+from paceline.errors import ConfigError
+from paceline.launch.launcher import Launch, program_of, run_to_exit_code
+
+_GO = (
+    "Go to the folder of a data job, or make one: paceline data new NAME. Its pyproject.toml says which script it is: "
+    '[tool.paceline] data_job = "main.py".'
+)
+
+
+@dataclass(frozen=True)
+class DataJob:
+    name: str
+    """Its runs are NAME/run_001 … in the results folder."""
+    script: str
+
+
+def find_job(project: Path) -> DataJob:
+    """The data job of a folder. ConfigError if it is none."""
+    file = project / "pyproject.toml"
+    try:
+        told = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"There is no data job in {project}: it has no pyproject.toml. {_GO}") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    script = told.get("tool", {}).get("paceline", {}).get("data_job")
+    if not isinstance(script, str):
+        raise ConfigError(f"There is no data job in {project}: its pyproject.toml names none. {_GO}")
+    if not (project / script).is_file():
+        raise ConfigError(f"{file} names the script {script!r}, which is not there.")
+    name = told.get("project", {}).get("name", project.name)
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name:
+        raise ConfigError(f"{file}: project.name is {name!r}; expected the name of a folder, without a slash.")
+    return DataJob(name, script)
+
+
+def run_job(job: DataJob, args: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
+    """Run it here, in a worker of its own, to its end; gives the exit code. One that is killed is not begun again: who
+    has half written something has to look at it first."""
+    launch = Launch(num_workers=1, max_restarts=0, engine="local", logdir=job.name)
+    return run_to_exit_code(program_of([job.script, *args]), launch, backend=BackendConfig(), callbacks=callbacks)

@@ -1,0 +1,69 @@
+"""A cluster as somebody has it who launches to one: with a dashboard, a job server and a token."""
+
+import contextlib
+import os
+import random
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A cluster with all that drivers connect to, and the environment by which they find it and are let in."""
+    folder = tempfile.mkdtemp(prefix="ray_", dir="/tmp")  # the path of a socket may not be long
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    env |= {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "120"}
+    env["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "120"  # a busy machine takes longer than Ray would wait
+    client, dashboard, agent = free_ports(3)
+    options = ["--head", "--block", "--log-color=false", "--port=0", "--num-cpus=4", "--object-store-memory=150000000"]
+    # Ray's own choice for the agent is the same number for every cluster: the second on a machine gets no agent.
+    ports = [f"--ray-client-server-port={client}", f"--dashboard-port={dashboard}"]
+    ports += [f"--dashboard-agent-listen-port={agent}"]
+    command = [*RAY, "start", *options, *ports, f"--temp-dir={folder}"]
+    head = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    try:
+        said = ""
+        while "--block" not in said:
+            line = head.stdout.readline()
+            assert line, f"Ray did not start:\n{said}"
+            said += line
+        address = re.search(r"--address='(\S+)'", said).group(1)
+        # A client that comes before the agent is up hangs for a minute: its server dies at its birth.
+        submit = [*RAY, "job", "submit", f"--address=http://127.0.0.1:{dashboard}", "--no-wait", "--", "true"]
+        tried = (subprocess.run(submit, env=env, capture_output=True, timeout=120) for _ in range(30))
+        assert any(done.returncode == 0 for done in tried), "Ray's agent did not come up"
+        yield SimpleNamespace(
+            address=address, client=f"ray://127.0.0.1:{client}", jobs=f"http://127.0.0.1:{dashboard}", env=env
+        )
+    finally:
+        processes = psutil.Process(head.pid).children(recursive=True)
+        head.terminate()
+        head.communicate()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(count):
+    """Where nobody listens. Ray has to be told a number: one that the kernel never gives to those who let it choose,
+    and that is none of Ray's own for its workers, so that it is still free when Ray gets there."""
+    first_chosen = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = []
+    for port in random.sample(range(20_000, first_chosen), k=100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+    return ports[:count]
