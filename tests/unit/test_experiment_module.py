@@ -1,5 +1,6 @@
 """BaseModule and what it stands on, in this process."""
 
+import collections
 import logging
 
 import pytest
@@ -210,6 +211,54 @@ def test_tool_with_a_state_dict_is_kept_by_it():
     layer, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     put_back(other, changes(layer, {}))
     assert torch.equal(layer.weight, other.weight)
+
+
+class Schedule:
+    """As people wrap schedulers of torch, and averages of weights."""
+
+    def __init__(self, optimizer=None):
+        self.optimizer, self.best, self.seen = optimizer, tm.MaxMetric(), collections.deque()
+        self.inner = optimizer and torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def test_objects_inside_a_tool_are_kept_by_their_state():
+    def schedule():
+        return Schedule(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0))
+
+    tool, other = schedule(), schedule()
+    tool.optimizer.step()
+    tool.inner.step()
+    tool.best.update(3.0)
+    kept = changes(tool, {}, elsewhere={id(tool.optimizer)})
+    assert {*kept["inside"]} == {"best", "inner"}
+    put_back(other, kept)
+    assert (other.inner.last_epoch, other.best.compute()) == (1, 3.0)
+    with pytest.raises(CheckpointError, match=r"Schedule.inner has a state in this checkpoint, and is None"):
+        put_back(Schedule(), kept)
+
+
+def test_metric_that_is_registered_goes_on_counting():
+    experiment, other = made(), made()
+    for one in (experiment, other):
+        one.best = tm.MinMetric()
+        one.register_stateful("best")
+    experiment.best.update(2.0)
+    other._put_back(experiment._kept())
+    assert other.best.compute() == 2.0
+
+
+def test_what_a_tool_loses_is_said_once(caplog):
+    experiment = made()
+    experiment.tools.schedule = Schedule()
+    experiment.enter_worker()
+    experiment.tools.schedule.seen.append("a")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        experiment._kept()
+        experiment._kept()
+    assert [one.getMessage().partition(",")[0] for one in caplog.records] == [
+        "tools.schedule: a checkpoint cannot hold seen"
+    ]
 
 
 def test_what_a_checkpoint_can_hold():

@@ -58,6 +58,7 @@ class BaseModule(ABC):
         self._stages = Stages()
         self._registered: list[str] = []
         self._tools_at_first: dict[str, dict[str, Any]] | None = None
+        self._footprints: dict[str, dict[str, bytes]] = {}
         self._not_updated: set[str] = set()
         self._is_inside_epoch = False
         self._frozen = self._freeze()
@@ -191,8 +192,9 @@ class BaseModule(ABC):
                 self._registered.append(path)
 
     def _kept(self) -> dict[str, Any]:
-        first = self._first_states()
-        tools = {name: keeping.changes(tool, first.get(name, {})) for name, tool in self._tools().items()}
+        first, elsewhere = self._first_states(), self._kept_elsewhere()
+        tools = {name: keeping.changes(tool, first.get(name, {}), elsewhere) for name, tool in self._tools().items()}
+        self._tell_losses(elsewhere)
         return {"tools": tools, "registered": {path: keeping.read_path(self, path) for path in self._registered}}
 
     def _put_back(self, kept: Mapping[str, Any]) -> None:
@@ -209,7 +211,31 @@ class BaseModule(ABC):
             self._tools_at_first = {
                 name: copy.deepcopy(keeping.attributes(tool)) for name, tool in self._tools().items()
             }
+            elsewhere = self._kept_elsewhere()
+            self._footprints = {name: keeping.footprints(tool, elsewhere) for name, tool in self._tools().items()}
         return self._tools_at_first
+
+    def _kept_elsewhere(self) -> set[int]:
+        """Ids of what tools may refer to and other parts of the checkpoint hold."""
+        models = [one for model in models_in(self.models).values() for one in (model, unwrap_model(model))]
+        return {id(one) for one in (*models, *self._optimizers().values(), *self._measures().values())} | {
+            id(one) for one in self._tools().values()
+        }
+
+    def _tell_losses(self, elsewhere: set[int]) -> None:
+        """Once, when tools have been used for the first time."""
+        first, self._footprints = self._footprints, {}
+        for tool, prints in first.items():
+            now = keeping.footprints(getattr(self.tools, tool), elsewhere)
+            changed = [name for name, one in prints.items() if now.get(name, one) != one]
+            if changed and session.world_rank() == 0:
+                logger.warning(
+                    "tools.%s: a checkpoint cannot hold %s, which begins anew after a restart. Use numbers, text, "
+                    "tensors, lists and dicts, or give %s state_dict and load_state_dict.",
+                    tool,
+                    ", ".join(changed),
+                    type(getattr(self.tools, tool)).__name__,
+                )
 
     def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
         if not {"models", "optimizers", "epoch", "kept"} <= checkpoint.keys():

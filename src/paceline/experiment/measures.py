@@ -22,7 +22,11 @@ def measures_in(section: Any) -> dict[str, Metric | MetricCollection]:
     if section is None:
         return {}
     held = {**vars(section), **(getattr(section, "_modules", None) or {})}
-    return {name: one for name, one in held.items() if isinstance(one, Metric | MetricCollection)}
+    return {name: one for name, one in held.items() if is_measure(one)}
+
+
+def is_measure(value: Any) -> bool:
+    return isinstance(value, Metric | MetricCollection)
 
 
 def computed(measures: Mapping[str, Any], told: set[str]) -> dict[str, Any]:
