@@ -128,6 +128,9 @@ def run(
     except (ConfigError, MissingDependencyError) as error:
         raise typer.Exit(_refuse(str(error))) from None
     worst = OK
+    if sweep and plans:
+        told = f"config.sweep={plans[0][2]['sweep']}"
+        _say(f"A sweep of {len(plans)} runs: `paceline xp ls --filter {told}` lists them.")
     for words, plan, parent in plans:
         worst = max(worst, _run_one(plan, words, {"engine": engine, "parent": parent}, force, resume, as_json))
         if worst == INTERRUPTED:

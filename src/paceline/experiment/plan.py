@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.experiment.code_files import imported_files
 from paceline.experiment.recovery import Kept
 from paceline.experiment.signatures import path_of
 from paceline.experiment.values import plain
@@ -50,12 +51,14 @@ class Plan:
 
     @property
     def code_hash(self) -> str:
-        """Of the files that the experiment and the classes of the configuration come from, but for installed packages:
-        with the same of both, a run has nothing new to tell."""
+        """Of the files that the experiment and the classes of the configuration come from, and of those that they
+        import, but for installed packages: with the same of both, a run has nothing new to tell."""
         classes = {self.experiment, *(cls for build in self.sections.values() for cls in targets(build))}
-        named = {path for path in map(_source_file, classes) if path is not None and "site-packages" not in path.parts}
+        own = _source_file(self.experiment)
+        named = {path for path in map(_source_file, classes) if path is not None}
+        root = None if own is None else own.parents[self.experiment.__module__.count(".")]
         content = hashlib.blake2b(digest_size=5)
-        for path in sorted(named):
+        for path in sorted(named if root is None else imported_files(named, root)):
             content.update(path.name.encode() + path.read_bytes())
         return content.hexdigest()
 
@@ -72,7 +75,8 @@ def targets(value: Any) -> Iterator[type]:
 
 def _source_file(cls: type) -> Path | None:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return Path(file) if file is not None and Path(file).is_file() else None
+    path = None if file is None else Path(file)
+    return path.resolve() if path is not None and path.is_file() and "site-packages" not in path.parts else None
 
 
 def resolved(value: Any) -> Any:

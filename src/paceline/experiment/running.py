@@ -86,6 +86,7 @@ def run_plan(
         "config_hash": plan.config_hash,
         "code_hash": plan.code_hash,
         "overrides": list(overrides),
+        **({"sweep": parent["sweep"]} if parent and "sweep" in parent else {}),  # by which a filter finds its runs
     }
     logdir, backend, made = logdir_of(plan), TorchConfig(), _engine(engine or cfg.engine, cfg.start_workers)
     made.warm(backend.preload)
