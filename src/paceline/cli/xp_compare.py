@@ -69,7 +69,8 @@ def compare(
     names = dict.fromkeys(name for row in rows for name in row.summary.metrics if not name.startswith("_"))
     metrics = [name for name in names if not metric or name in metric]
     # Where there is no room for all: what somebody looks for first, how well it went and by what they differ.
-    told = [name for name in metrics if name in (metric or [row.summary.key_metric for row in rows])]
+    wanted: set[str | None] = {*metric} if metric else {row.summary.key_metric for row in rows}
+    told = [name for name in metrics if name in wanted]
     rest = sorted(metrics, key=lambda name: name in ("epoch", "batch", "step"))
     order = [*dict.fromkeys([*told, *(f"config.{key}" for key in shown), *rest])]
     titles = dict(zip(shown, short_endings(shown) if drawing.width() is not None else shown, strict=True))
