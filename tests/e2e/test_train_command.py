@@ -81,11 +81,15 @@ def test_bind_keeps_what_was_edited_and_says_what_is_new(project):
 
 def test_sweep_is_a_run_for_each_combination(project):
     words = ["run", "-m", "num_epochs=1", "start_workers=0", "train.batch_size=500", "lr=1e-2,1e-3"]
-    paths = [line for line in call(*words)[0].splitlines() if line.startswith("/")]
+    shown, told = call(*words)
+    paths = [line for line in shown.splitlines() if line.startswith("/")]
     runs = [paceline.load_run(path) for path in paths]
     assert [run.config["optimizers"]["adam"]["lr"] for run in runs] == [1e-2, 1e-3]
     assert [run.request["parent"]["number"] for run in runs] == [1, 2]
-    assert len({run.request["parent"]["sweep"] for run in runs}) == 1
+    [sweep] = {run.request["parent"]["sweep"] for run in runs}
+    assert f"`paceline xp ls --filter config.sweep={sweep}`" in told
+    listed = CliRunner().invoke(app, ["xp", "ls", "-q", "--filter", f"config.sweep={sweep}"])
+    assert {*listed.stdout.split()} == {"digits/run_001", "digits/run_002"}
 
 
 def test_other_code_is_another_run(project):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import paceline
 from paceline import BackendConfig, Trainer
 from paceline.cli.app import app
+from paceline.cli.xp_compare import short_endings
 from paceline.runs import RunFolder, load_run
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -176,6 +177,55 @@ def test_compare_shows_what_differs(root):
     assert len(xp_json("compare", "digits/*")) == 2
 
 
+def typed(root, number, lr):
+    """As an experiment is written down."""
+    net = {"_target_": "src.Net", **{f"width_{place}": place for place in range(50)}, "device": None}
+    parts = {"models": {"net": net}, "optimizers": {"adam": {"_target_": "torch.optim.Adam", "lr": lr}}}
+    told = {"config_hash": f"hash{number}", "code_hash": "0", "overrides": [f"lr={lr}"], "cfg": {"name": "typed"}}
+    with RunFolder.create(root / "typed") as folder:
+        folder.write_request({"config": {**told, **parts}, "num_workers": 1})
+        values = {f"a_long_name_{place}": 0.123 for place in range(9)}
+        folder.record_step(1, 0, [{"epoch": 0, **values, "val_loss": lr}])
+        folder.set_state("SUCCEEDED")
+
+
+@pytest.fixture
+def typed_runs(root):
+    for number, lr in enumerate((0.1, 0.01)):
+        typed(root, number, lr)
+    return root
+
+
+def test_compare_shows_in_80_columns_by_what_runs_differ_and_how_well_they_went(typed_runs, monkeypatch):
+    monkeypatch.setattr("paceline.cli.drawing.width", lambda: 80)
+    lines = xp("compare", "typed/*").stdout.splitlines()
+    assert lines[0].split()[:4] == ["run", "state", "steps", "lr"]
+    assert {"val_loss", "a_long_name_0"} <= {*lines[0].split()}
+    assert max(map(len, lines)) <= 80
+    assert "hash" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "endings"),
+    [
+        (["optimizers.adam.lr", "cfg.seed"], ["lr", "seed"]),
+        (["g.adam.lr", "d.adam.lr"], ["g.adam.lr", "d.adam.lr"]),
+        (["a.lr", "lr"], ["a.lr", "lr"]),
+        (["a.b.c", "b.c.d", "x.c"], ["b.c", "d", "x.c"]),
+        ([], []),
+    ],
+)
+def test_short_endings_tell_keys_apart(keys, endings):
+    assert short_endings(keys) == endings
+
+
+def test_show_of_an_experiment_has_its_learning_rate(typed_runs):
+    shown = xp("show", "typed").stdout
+    assert "optimizers.adam.lr" in shown
+    assert "_target_" not in shown
+    assert "None" not in shown.partition("metrics")[0]
+
+
 # --- show, plot, diff, audit -----------------------------------------------------------------------------------------
 
 
@@ -316,6 +366,22 @@ def test_resume_and_retry(root, tmp_path):
     assert load_run(root / "heals" / "run_002").config == {"mended": str(tmp_path / "mended")}
 
 
+def begin():
+    paceline.report(first=paceline.load_checkpoint()["first"])
+
+
+def test_retry_is_asked_all_that_the_run_was(root):
+    """Of a function without arguments, as an experiment is one, the config is known and not handed over."""
+    with Trainer(BackendConfig(), num_workers=0, logdir=root / "typed") as trainer:
+        trainer.run(begin, {"config_hash": "0123456789", "lr": 0.1}, checkpoint={"first": 3})
+    (root / "typed" / "run_001" / "conf.yaml").write_text("lr: 0.1\n")
+    assert xp_json("retry", "typed")["state"] == "SUCCEEDED"
+    again = load_run(root / "typed" / "run_002")
+    assert again.config == {"config_hash": "0123456789", "lr": 0.1}
+    assert again.metrics["first"].tolist() == [3]
+    assert (again.path / "conf.yaml").read_text() == "lr: 0.1\n"
+
+
 # --- tag, rm, restore, gc, export ------------------------------------------------------------------------------------
 
 
@@ -326,6 +392,7 @@ def test_tags(root):
     assert xp("tag", "digits/1", "--remove", "best").stdout == "digits/run_001: paper\n"
     assert "paper" in xp("ls").stdout
     assert "is no tag" in xp("tag", "digits/1", "no spaces", code=2).stderr
+    assert "one word: NAME/1" in xp("tag", "digits", "1", "paper", code=2).stderr  # it would have been run_002
 
 
 def test_rm_is_undone_until_gc(root):
@@ -341,6 +408,19 @@ def test_rm_is_undone_until_gc(root):
     xp("gc", "--yes")
     assert xp_json("restore") == []
     assert "not in the trash" in xp("restore", "broken/run_001", code=3).stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["digits", "1"], ["digits/1"], ["dig", "run_001"], ["*/run_001"], ["broken", "digits/1"]]
+)
+def test_restore_takes_the_words_of_rm(root, words):
+    xp("rm", "digits", "1")
+    xp("rm", "digits", "2")
+    xp("rm", "broken")
+    xp("restore", *words)
+    assert "digits/run_001" in xp("ls", "-q").stdout.split()
+    assert "digits/run_002" not in xp("ls", "-q").stdout.split()
+    assert "digits 7 is not in the trash" in xp("restore", "digits", "7", code=3).stderr
 
 
 def test_restored_run_gets_another_number_if_its_own_is_taken(root):

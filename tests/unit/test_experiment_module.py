@@ -1,6 +1,7 @@
 """BaseModule and what it stands on, in this process."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,6 +213,43 @@ def test_tool_with_a_state_dict_is_kept_by_it():
     assert torch.equal(layer.weight, other.weight)
 
 
+class Schedule:
+    """As people wrap schedulers of torch, and averages of weights."""
+
+    def __init__(self, optimizer=None):
+        self.optimizer, self.best, self.seen = optimizer, tm.MaxMetric(), SimpleNamespace(num=0)
+        self.inner = optimizer and torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def test_objects_inside_a_tool_are_kept_by_their_state():
+    def schedule():
+        return Schedule(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0))
+
+    tool, other = schedule(), schedule()
+    tool.optimizer.step()
+    tool.inner.step()
+    kept = changes(tool, {}, elsewhere={id(tool.optimizer)})
+    assert {*kept["inside"]} == {"inner"}, "metrics are kept with the other metrics"
+    assert put_back(other, kept) == []
+    assert other.inner.last_epoch == 1
+    assert put_back(Schedule(), kept) == ["inner"]
+
+
+def test_what_a_tool_loses_is_said_once(caplog):
+    experiment = made()
+    experiment.tools.schedule = Schedule()
+    experiment.enter_worker()
+    experiment.tools.schedule.seen.num += 1
+    experiment.tools.schedule.inner = torch.nn.Linear(1, 1)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        experiment._kept()
+        experiment._kept()
+    assert [one.getMessage().partition(", so")[0] for one in caplog.records] == [
+        "tools.schedule: a checkpoint cannot hold inner, seen"
+    ]
+
+
 def test_what_a_checkpoint_can_hold():
     assert is_holdable({"a": [1, (2.0, None)], "b": torch.zeros(1)})
     assert not is_holdable([object()])
@@ -294,7 +332,7 @@ def test_metrics_and_models_of_tools_come_back():
         first.tools.averages.num_steps = 2
         first.save_checkpoint(epoch=0)
         assert second.restore_checkpoint()
-        kept = paceline.load_checkpoint()["kept"]["tools"]["averages"]["states"]
+        kept = paceline.load_checkpoint()["kept"]["tools"]["averages"]["inside"]
         tools = second.tools
         assert torch.equal(tools.averages.ema.weight, first.tools.averages.ema.weight)
         assert torch.equal(second.models.net.head[0].weight, first.models.net.head[0].weight)
@@ -302,7 +340,7 @@ def test_metrics_and_models_of_tools_come_back():
         return values, tools.averages.num_steps, sorted(kept)
 
     with paceline.Trainer(num_workers=0, logdir="tools") as trainer:
-        assert trainer.run(save_and_restore) == [((5.0, 2.5, 4.0), 2, ["ema", "seen"])]
+        assert trainer.run(save_and_restore) == [((5.0, 2.5, 4.0), 2, ["ema"])]
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------

@@ -134,6 +134,9 @@ def run(
     except (ConfigError, MissingDependencyError) as error:
         raise typer.Exit(_refuse(str(error))) from None
     worst = OK
+    if sweep and plans:
+        told = f"config.sweep={plans[0][2]['sweep']}"
+        _say(f"A sweep of {len(plans)} runs: `paceline xp ls --filter {told}` lists them.")
     for words, plan, sweep_of in plans:
         belongs_to = sweep_of if parent is None else json.loads(parent)
         options = {"engine": engine, "parent": belongs_to, "prepare_batches": prepare_batches, "say": _say}

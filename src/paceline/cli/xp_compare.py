@@ -34,6 +34,9 @@ _AUDIT = """Check that each row came once in every epoch.
 The run has to have recorded it: run(record_ids=True). Exit code: 0 if it is clean, 1 if not.
 """
 
+_PROVENANCE = ("experiment", "config_hash", "code_hash", "overrides", "sweep")
+"""What an experiment notes beside its configuration, and what differs wherever that does."""
+
 Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", show_default=False, autocompletion=complete_runs, help="NAME/RUN, @tag, glob …"),
@@ -60,13 +63,20 @@ def compare(
     if json:
         give_json([row.as_json() for row in rows])
         return
-    keys = dict.fromkeys(key for row in rows for key, _ in flat(dict(row.summary.config)) if key)
+    keys = [key for key in dict.fromkeys(key for row in rows for key, _ in flat(dict(row.summary.config))) if key]
+    keys = [key for key in keys if everything or key not in _PROVENANCE]
     shown = [k for k in keys if everything or len({repr(find_key(row.summary.config, k)) for row in rows}) > 1]
     names = dict.fromkeys(name for row in rows for name in row.summary.metrics if not name.startswith("_"))
     metrics = [name for name in names if not metric or name in metric]
+    # Where there is no room for all: what somebody looks for first, how well it went and by what they differ.
+    wanted: set[str | None] = {*metric} if metric else {row.summary.key_metric for row in rows}
+    told = [name for name in metrics if name in wanted]
+    rest = sorted(metrics, key=lambda name: name in ("epoch", "batch", "step"))
+    order = [*dict.fromkeys([*told, *(f"config.{key}" for key in shown), *rest])]
+    titles = dict(zip(shown, short_endings(shown) if drawing.width() is not None else shown, strict=True))
     columns = [drawing.Column("run"), drawing.Column("state"), drawing.Column("steps", is_right=True)]
-    columns += [drawing.Column(drawing.clean(key), rank=2) for key in shown]
-    columns += [drawing.Column(drawing.clean(name), rank=1, is_right=True) for name in metrics]
+    columns += [drawing.Column(drawing.clean(titles[k]), rank=1 + order.index(f"config.{k}")) for k in shown]
+    columns += [drawing.Column(drawing.clean(k), rank=1 + order.index(k), is_right=True) for k in metrics]
     cells = [
         [
             drawing.clean(row.found.name),
@@ -78,6 +88,23 @@ def compare(
         for row in rows
     ]
     give(drawing.table(columns, cells, drawing.width(), {1: drawing.STATE_COLOURS}, drawing.is_coloured()))
+
+
+def short_endings(keys: Sequence[str]) -> list[str]:
+    """Of dotted keys, as little of the end as tells them apart: `optimizers.adam.lr` is `lr`."""
+    parts = [key.split(".") for key in keys]
+    endings = [{".".join(one[-length:]) for length in range(1, len(one) + 1)} for one in parts]
+    return [
+        next(
+            (
+                ending
+                for length in range(1, len(one) + 1)
+                if sum((ending := ".".join(one[-length:])) in some for some in endings) == 1
+            ),
+            ".".join(one),
+        )
+        for one in parts
+    ]
 
 
 def _text(value: Any) -> str:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +23,9 @@ from paceline.cli.asking import (
 )
 
 if TYPE_CHECKING:
+    from paceline.runs import RunRequest
     from paceline.runs.load import Run
+    from paceline.trainer import Trainer
 
 _STOP = """Stop a run: ask it to save and return.
 
@@ -148,30 +151,32 @@ def retry(words: Words = None, trusted: Trusted = False, json: Json = False) -> 
         raise RunNotResumableError(
             f"{found.name} was given a dataset, which is not part of the folder: start the run again from your program."
         )
+    from dataclasses import replace
+
     from paceline.trainer import Trainer
 
-    trainer = Trainer(**{**request.trainer, "logdir": found.run.path.parent})
-    with trainer:
-        _to_end(
-            None,
-            lambda: trainer.run(
-                request.train_func,
-                _config(request),
-                dataset=request.dataset,
-                checkpoint_strategy=request.checkpoint_strategy,
-                record_ids=request.record_ids,
-            ),
-            json,
-            lambda: trainer.latest_run_dir,
-        )
+    is_trial = (request.parent or {}).get("kind") == "tune"  # which finds its run by the parent, and has one
+    request = replace(request, checkpoint_root=None, parent=None if is_trial else request.parent)
+    with Trainer(**{**request.trainer, "logdir": found.run.path.parent}) as trainer:
+        _to_end(None, lambda: _run_again(trainer, request, found.run.path), json, lambda: trainer.latest_run_dir)
 
 
-def _config(request: Any) -> Any:
-    from argparse import Namespace
+def _run_again(trainer: "Trainer", request: "RunRequest", former: Path) -> None:
+    """All that was asked then: also the config of a function that takes none, as that of an experiment, and the
+    checkpoint from which it began. `Trainer.run` would not know of a parent."""
+    from paceline.callbacks import default_progress
+    from paceline.callbacks.dispatch import CallbackList
+    from paceline.control.termination import Signals
+    from paceline.runs.durable import read_file, write_atomic
 
-    if not request.takes_config:
-        return None
-    return Namespace(**request.config) if request.is_namespace else request.config
+    progress = default_progress()
+    with Signals().watching() as signals:
+        folder = trainer.new_folder(request)
+        conf = read_file(former / "conf.yaml")
+        if conf is not None:
+            write_atomic(folder.path / "conf.yaml", conf)
+        with trainer.drive(request, folder, CallbackList([] if progress is None else [progress]), signals) as iterator:
+            iterator.get_final_results(force=True)
 
 
 def _to_end(path: Any, work: Any, json: bool, path_of: Any = None) -> None:

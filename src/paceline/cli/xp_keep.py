@@ -1,5 +1,6 @@
 """`xp tag`, `rm`, `restore`, `gc` and `export`: what becomes of runs."""
 
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,8 @@ _RESTORE = """Bring removed runs back, or list them.
 \b
   paceline xp restore                 what is in the trash
   paceline xp restore digits/run_003
+  paceline xp restore digits 3        the same, as for `rm`
+  paceline xp restore 'sweep/*'
   paceline xp restore --all
 """
 _GC = """Delete what was removed, for good.
@@ -107,7 +110,6 @@ def restore(
     everything: Annotated[bool, typer.Option("--all", "-a", help="All that is in the trash.")] = False,
     json: Json = False,
 ) -> None:
-    from paceline.errors import RunNotFoundError
     from paceline.runs.logdir import results_dir
     from paceline.runs.trash import removed_runs
     from paceline.runs.trash import restore as bring_back
@@ -117,17 +119,29 @@ def restore(
     if not names and not everything:
         _list_removed(trash, json)
         return
-    chosen = list(trash) if everything else []
-    for name in names or []:
-        match = [one for one in trash if one.name == name or one.name.startswith(f"{name}/")]
-        if not match:
-            raise RunNotFoundError(f"{name} is not in the trash. `paceline xp restore` lists what is.")
-        chosen.append(match[0])
+    chosen = list(trash) if everything else _meant(names or [], trash)
     done = [(one.name, bring_back(root, one)) for one in chosen]
     for former, present in done:
         say(f"{former} is back" + (f", as {present}: a newer run has its number." if present != former else "."))
     if json:
         give_json([present for _, present in done])
+
+
+def _meant(words: list[str], trash: list[Any]) -> list[Any]:
+    """NAME RUN, as for `rm`, or words that each mean a run or several. Of a name that was removed twice, the last."""
+    from paceline.errors import RunNotFoundError
+    from paceline.runs.selection import select
+
+    is_one = len(words) == 2 and re.fullmatch(r"(run_)?\d+|-\d+|latest", words[1])
+    found: dict[str, Any] = {}
+    for asked in [words] if is_one else [[word] for word in words]:
+        try:
+            names = select(asked, [one.name for one in trash], lambda name: frozenset())
+        except RunNotFoundError:
+            told = " ".join(asked)
+            raise RunNotFoundError(f"{told} is not in the trash. `paceline xp restore` lists what is.") from None
+        found |= {name: next(one for one in trash if one.name == name) for name in names}
+    return list(found.values())
 
 
 def _list_removed(trash: list[Any], json: bool) -> None:

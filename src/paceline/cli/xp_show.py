@@ -26,7 +26,7 @@ _PLOT = """Draw the metrics of runs in the terminal.
   paceline xp plot digits/2 digits/3 -m loss
   paceline xp plot 'digits/*' -m loss --json > curves.json
 """
-_NUM_EVENTS, _NUM_CURVES, _MOST_LINES = 8, 3, 40
+_NUM_EVENTS, _NUM_CURVES, _MOST_LINES = 8, 3, 60
 _DULL_EVENTS = ("profile", "checkpoint", "attempt")
 
 
@@ -94,20 +94,33 @@ def _lines(run: "Run", row: "Row", most: int, is_on: bool) -> list[str]:
     ]
     lines += _pairs([(name, value) for name, value in facts if value or name == ""])
     if summary.config:
-        lines += _titled("config", _pairs(flat(summary.config))[:_MOST_LINES], is_on)
+        lines += _titled("config", _shortened(_pairs(_config(summary.config))), is_on)
     if summary.metrics:
         pairs = [
             (name, f"{number(one.last):<12} least {number(one.least):<12} most {number(one.most)}")
             for name, one in summary.metrics.items()
             if not name.startswith("_")
         ]
-        lines += _titled("metrics", _pairs(pairs)[:_MOST_LINES], is_on)
+        lines += _titled("metrics", _shortened(_pairs(pairs)), is_on)
         lines += _curves(run, row, most, is_on)
     lines += _titled("checkpoints", _checkpoint_lines(run), is_on)
     said = _bottleneck(run)
     lines += _titled("where the time goes", [clean(line) for line in said.splitlines()] if said else [], is_on)
     lines += _titled("events", _event_lines(run, most), is_on)
     return lines + _titled("environment", _pairs(_environment(run)), is_on)
+
+
+def _config(config: Any) -> list[tuple[str, Any]]:
+    """Of an experiment, without what says nothing to a reader: which class each part is, and what is not set."""
+    pairs = flat(config)
+    if "config_hash" not in config:
+        return pairs
+    return [(key, value) for key, value in pairs if value is not None and key.rpartition(".")[2] != "_target_"]
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    rest = len(lines) - _MOST_LINES
+    return lines if rest <= 1 else [*lines[:_MOST_LINES], f"… {rest} more; --json has all"]
 
 
 def _titled(title: str, lines: list[str], is_on: bool) -> list[str]:

@@ -33,6 +33,9 @@ from paceline.prepare import get_device, rng_state, set_rng_state, unwrap_model
 
 logger = logging.getLogger(__name__)
 
+_VALUES = ""
+"""Among the tools, by the name that none can have: plain values that their container has itself."""
+
 
 class BaseModule(ABC):
     """An experiment: its parts as attributes, and a `worker_loop` that every worker runs.
@@ -66,6 +69,7 @@ class BaseModule(ABC):
         self._stages = Stages()
         self._registered: list[str] = []
         self._tools_at_first: dict[str, dict[str, Any]] | None = None
+        self._footprints: dict[str, dict[str, bytes]] = {}
         self._not_updated: set[str] = set()
         self._is_inside_epoch = False
         self._agreement: Agreement | None = None
@@ -216,30 +220,54 @@ class BaseModule(ABC):
                 self._registered.append(path)
 
     def _kept(self) -> dict[str, Any]:
-        first = self._first_states()
-        others = self._parts()
-        tools = {name: keeping.changes(tool, first.get(name, {}), others) for name, tool in self._tools().items()}
-        return {"tools": tools, "registered": {path: keeping.read_path(self, path) for path in self._registered}}
+        first, elsewhere = self._first_states(), self._kept_elsewhere()
+        self._tell_losses(elsewhere)
+        tools = {name: keeping.changes(tool, first.get(name, {}), elsewhere) for name, tool in self._tools().items()}
+        values = keeping.changes(self.tools, first[_VALUES], elsewhere)["attributes"]
+        registered = {path: keeping.read_path(self, path) for path in self._registered}
+        return {"tools": {_VALUES: {"attributes": values}, **tools}, "registered": registered}
 
     def _put_back(self, kept: Mapping[str, Any]) -> None:
         self._first_states()
-        for name, tool in self._tools().items():
-            keeping.put_back(tool, kept["tools"].get(name, {}), self._parts())
+        for name, tool in {_VALUES: self.tools, **self._tools()}.items():
+            missing = keeping.put_back(tool, kept["tools"].get(name, {}), self._kept_elsewhere())
+            if missing and paceline.world_rank() == 0:
+                logger.warning(
+                    "tools.%s: the checkpoint has a state of %s, which is not there now: it begins anew.",
+                    name,
+                    ", ".join(missing),
+                )
         for path in self._registered:
             if path in kept["registered"]:
                 keeping.write_path(self, path, kept["registered"][path])
 
-    def _parts(self) -> list[Any]:
-        """What a checkpoint has by its own name, and tools may hold too."""
-        return [*models_in(self.models).values(), *self._optimizers().values(), *self._tools().values()]
+    def _kept_elsewhere(self) -> set[int]:
+        """Ids of what tools may hold and other parts of the checkpoint have."""
+        models = [one for model in models_in(self.models).values() for one in (model, unwrap_model(model))]
+        others = (*self._optimizers().values(), *self._counting().values(), *self._tools().values())
+        return {id(one) for one in (*models, *others)}
 
     def _first_states(self) -> dict[str, dict[str, Any]]:
         """Of the tools, before anything was trained."""
         if self._tools_at_first is None:
-            self._tools_at_first = {
-                name: copy.deepcopy(keeping.attributes(tool)) for name, tool in self._tools().items()
-            }
+            held, elsewhere = {_VALUES: self.tools, **self._tools()}, self._kept_elsewhere()
+            self._tools_at_first = {name: copy.deepcopy(keeping.attributes(tool)) for name, tool in held.items()}
+            self._footprints = {name: keeping.footprints(tool, elsewhere) for name, tool in self._tools().items()}
         return self._tools_at_first
+
+    def _tell_losses(self, elsewhere: set[int]) -> None:
+        """Once, when tools have been used for the first time."""
+        first, self._footprints = self._footprints, {}
+        for name, prints in first.items():
+            lost = keeping.losses(getattr(self.tools, name, None), prints, elsewhere)
+            if lost and paceline.world_rank() == 0:
+                logger.warning(
+                    "tools.%s: a checkpoint cannot hold %s, so that it begins anew after a restart. Use numbers, text, "
+                    "tensors, lists and dicts; make what has a state in __init__; or give the tool state_dict and "
+                    "load_state_dict.",
+                    name,
+                    ", ".join(lost),
+                )
 
     def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
         if not {"models", "optimizers", "epoch", "kept"} <= checkpoint.keys():

@@ -1,80 +1,94 @@
-"""The state of tools, and of whatever an experiment registers, as values that a checkpoint holds."""
+"""What a checkpoint keeps of tools, and of attributes that an experiment has registered."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection, Mapping
+import hashlib
+import pickle
+from collections import defaultdict, deque
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 
-from paceline.errors import ArgumentError
+from paceline.checkpoints.content.tree import Encoder
+from paceline.errors import ArgumentError, CheckpointValueError
+from paceline.experiment.measures import is_measure
 from paceline.prepare import unwrap_model
 
-_SCALARS = (bool, int, float, str, bytes, type(None))
+_NOTHING: Set[int] = frozenset()
 
 
 def is_holdable(value: Any) -> bool:
-    """Whether a checkpoint can hold it."""
-    if isinstance(value, _SCALARS) or type(value) is torch.Tensor or type(value).__module__ == "numpy":
-        return True
-    if isinstance(value, dict):
-        return all(is_holdable(key) and is_holdable(item) for key, item in value.items())
-    return isinstance(value, list | tuple | set) and all(map(is_holdable, value))
+    """Whether a checkpoint can hold it: by the word of who writes checkpoints. Nothing is copied."""
+    try:
+        Encoder().encode(value)
+    except CheckpointValueError:
+        return False
+    return True
+
+
+def has_state(value: Any) -> bool:
+    """Whether it says itself what is to be kept."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
+    )
 
 
 def attributes(tool: Any) -> dict[str, Any]:
-    """What a tool without `state_dict` remembers: its attributes, as far as a checkpoint can hold them."""
-    return {name: value for name, value in _held(tool).items() if is_holdable(value)}
+    """What a tool without a state of its own remembers: its attributes, as far as a checkpoint can hold them."""
+    held = {name: _plain(value) for name, value in _held(tool).items()}
+    return {name: value for name, value in held.items() if is_holdable(value)}
 
 
-def _stateful(tool: Any, others: Collection[Any]) -> dict[str, Any]:
-    """Its attributes that know themselves what there is to keep: a model of its own, a scheduler. What is in the
-    experiment too, `others`, is kept there; what a metric has counted is kept with the other metrics."""
-    known = {id(_bare(one)) for one in others}
-    found = {name: _bare(one) for name, one in _held(tool).items() if not isinstance(one, type)}
-    return {name: one for name, one in found.items() if id(one) not in known and _has_state(one)}
-
-
-def _bare(value: Any) -> Any:
-    return unwrap_model(value) if isinstance(value, torch.nn.Module) else value
-
-
-def _has_state(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def _held(tool: Any) -> dict[str, Any]:
-    return vars(tool) if hasattr(tool, "__dict__") else {}
-
-
-def changes(tool: Any, first: Mapping[str, Any], others: Collection[Any] = ()) -> dict[str, Any]:
+def changes(tool: Any, first: Mapping[str, Any], elsewhere: Set[int] = _NOTHING) -> dict[str, Any]:
     """What a tool has come to remember since it was made. What it was configured with is not among it: who goes on with
-    another patience means it."""
-    if callable(getattr(tool, "state_dict", None)):
+    another patience means it. `elsewhere` are the ids of what it may hold and other parts of the checkpoint have."""
+    if has_state(tool):
         return {"state_dict": tool.state_dict()}
     now = attributes(tool)
-    return {
-        "attributes": {name: value for name, value in now.items() if not _is_same(value, first.get(name, ...))},
-        "states": {name: value.state_dict() for name, value in _stateful(tool, others).items()},
-    }
+    changed = {name: value for name, value in now.items() if not _is_same(value, first.get(name, ...))}
+    states = {name: part.state_dict() for name, part in _inside(tool, elsewhere).items()}
+    inside = {name: state for name, state in states.items() if is_holdable(state)}
+    return {"attributes": changed, **({"inside": inside} if inside else {})}
 
 
-def put_back(tool: Any, state: Mapping[str, Any], others: Collection[Any] = ()) -> None:
+def put_back(tool: Any, state: Mapping[str, Any], elsewhere: Set[int] = _NOTHING) -> list[str]:
+    """Gives the names of what has a state and is not there: somebody made it later."""
     if "state_dict" in state:
         tool.load_state_dict(state["state_dict"])
     for name, value in state.get("attributes", {}).items():
-        setattr(tool, name, copy.deepcopy(value))
-    inner = _stateful(tool, others)
-    for name, value in state.get("states", {}).items():
-        if name in inner:
-            inner[name].load_state_dict(value)
+        setattr(tool, name, _as_before(copy.deepcopy(value), getattr(tool, name, None)))
+    parts = _inside(tool, elsewhere)
+    for name in state.get("inside", {}).keys() & parts.keys():
+        parts[name].load_state_dict(state["inside"][name])
+    return sorted(state.get("inside", {}).keys() - parts.keys())
+
+
+def footprints(tool: Any, elsewhere: Set[int] = _NOTHING) -> dict[str, bytes]:
+    """By name, what those of its attributes look like that no checkpoint holds as they are."""
+    found = {name: b"" for name in _inside(tool, elsewhere)}
+    for name, value in _held(tool).items():
+        if not (is_holdable(_plain(value)) or has_state(value) or id(value) in elsewhere):
+            with contextlib.suppress(Exception):  # what cannot be pickled is a file, a thread, a lock: no state
+                found[name] = hashlib.blake2b(pickle.dumps(value)).digest()
+    return found
+
+
+def losses(tool: Any, first: Mapping[str, bytes], elsewhere: Set[int] = _NOTHING) -> list[str]:
+    """What a restart would lose of it, since it began with `first` footprints: what has changed and cannot be held,
+    and what has a state but was not there."""
+    parts = _inside(tool, elsewhere)
+    unheld = {name for name, part in parts.items() if not is_holdable(part.state_dict())}
+    now = footprints(tool, elsewhere)
+    return sorted(unheld | {name for name, one in now.items() if first.get(name) != one})
 
 
 def read_path(owner: Any, path: str) -> Any:
-    """The state of what an attribute path leads to."""
+    """The state of what an attribute path leads to. What a metric has counted is kept with the other metrics."""
     value = reach(owner, path)
-    return {"state_dict": value.state_dict()} if callable(getattr(value, "state_dict", None)) else {"value": value}
+    return {"state_dict": value.state_dict()} if has_state(value) else {"value": _plain(value)}
 
 
 def write_path(owner: Any, path: str, state: Mapping[str, Any]) -> None:
@@ -83,7 +97,7 @@ def write_path(owner: Any, path: str, state: Mapping[str, Any]) -> None:
     if "state_dict" in state:
         getattr(holder, name).load_state_dict(state["state_dict"])
     else:
-        setattr(holder, name, state["value"])
+        setattr(holder, name, _as_before(state["value"], getattr(holder, name, None)))
 
 
 def reach(owner: Any, path: str) -> Any:
@@ -93,6 +107,33 @@ def reach(owner: Any, path: str) -> Any:
             raise ArgumentError(f"register_stateful({path!r}): {type(owner).__name__} has no attribute {name!r}.")
         owner = getattr(owner, name)
     return owner
+
+
+def _held(tool: Any) -> dict[str, Any]:
+    return vars(tool) if hasattr(tool, "__dict__") and not has_state(tool) else {}
+
+
+def _inside(tool: Any, elsewhere: Set[int]) -> dict[str, Any]:
+    """Its attributes that have a state of their own: a scheduler of torch, a model that it averages weights in."""
+    found = {name: unwrap_model(one) if isinstance(one, torch.nn.Module) else one for name, one in _held(tool).items()}
+    return {
+        name: one for name, one in found.items() if has_state(one) and id(one) not in elsewhere and not is_measure(one)
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A checkpoint knows no deque."""
+    return list(value) if type(value) is deque else value
+
+
+def _as_before(value: Any, there: Any) -> Any:
+    """As the kind of container that the tool has there: from a checkpoint, a deque comes as a list, and a dict with a
+    default without it."""
+    if type(there) is deque and isinstance(value, list):
+        return deque(value, there.maxlen)
+    if type(there) is defaultdict and type(value) is dict:
+        return defaultdict(there.default_factory, value)
+    return value
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
+from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from paceline import session
 from paceline.experiment.agreement import any_rank
@@ -25,7 +25,11 @@ def measures_in(section: Any) -> dict[str, Metric | MetricCollection]:
 
 
 def metrics_among(named: Mapping[str, Any]) -> dict[str, Metric | MetricCollection]:
-    return {name: one for name, one in named.items() if isinstance(one, Metric | MetricCollection)}
+    return {name: one for name, one in named.items() if is_measure(one)}
+
+
+def is_measure(value: Any) -> bool:
+    return isinstance(value, Metric | MetricCollection)
 
 
 def measures_of_tools(tools: Mapping[str, Any]) -> dict[str, Metric | MetricCollection]:
@@ -33,7 +37,7 @@ def measures_of_tools(tools: Mapping[str, Any]) -> dict[str, Metric | MetricColl
     themselves they keep nothing."""
     found: dict[str, Metric | MetricCollection] = {}
     for name, tool in tools.items():
-        if isinstance(tool, Metric | MetricCollection):
+        if is_measure(tool):
             found[f"tools.{name}"] = tool
         elif not isinstance(tool, torch.nn.Module):
             found |= {f"tools.{name}.{key}": one for key, one in measures_in(tool).items()}
@@ -63,8 +67,10 @@ def _was_updated(measure: Metric | MetricCollection) -> bool:
     return any(one.update_called for one in _single(measure))
 
 
-def _single(measure: Metric | MetricCollection) -> Iterable[Metric]:
-    return list(measure.values()) if isinstance(measure, MetricCollection) else [measure]
+def _single(measure: Metric | MetricCollection) -> list[Metric]:
+    """Those that count: the metric itself, those of a collection, and those that it wraps or is computed from."""
+    held: Iterable[Any] = measure.values() if isinstance(measure, MetricCollection) else [measure]
+    return [one for metric in held for one in metric.modules() if isinstance(one, Metric)]
 
 
 def _number(value: Any) -> Any:
@@ -96,13 +102,14 @@ def share_states(
     measures: Mapping[str, Any], everybody: list[Mapping[str, Any]], rank: int, world_size: int
 ) -> list[str]:
     """After a change of the number of ranks: rank 0 has what all have summed and collected; what is a mean or an
-    extreme of all, everybody has; of what has no such rule, each rank has what one rank had. Gives the names of those
-    for which there are too few ranks for that: they begin anew."""
+    extreme of all, so that twice the same is the same, everybody has; of what has no such rule, each rank has what one
+    rank had. Gives the names of those for which there are too few ranks for that: they begin anew."""
     lost = []
     for name, measure in measures.items():
         for place, one in enumerate(_single(measure)):
-            parts = [kept[name][place] for kept in everybody if name in kept]
-            if parts and any(part["count"] for part in parts) and not _share(one, parts, rank, world_size):
+            parts = [kept[name][place] for kept in everybody if name in kept and place < len(kept[name])]
+            used = [part for part in parts if part["count"]]
+            if used and not _share(one, used, rank, world_size):
                 one.reset()
                 lost.append(name)
     return lost
@@ -110,21 +117,28 @@ def share_states(
 
 def _share(measure: Metric, parts: list[Mapping[str, Any]], rank: int, world_size: int) -> bool:
     state: dict[str, Any] = {}
-    for key, reduction in measure._reductions.items():
+    reductions: Mapping[str, Any] = measure._reductions
+    for key, reduction in reductions.items():
         values = [part["state"][key] for part in parts]
-        if isinstance(values[0], list):
-            state |= {key: [item for value in values for item in value]} if rank == 0 else {}
-        elif reduction in (dim_zero_sum, dim_zero_cat):
-            joined = torch.cat(values) if reduction is dim_zero_cat else dim_zero_sum(torch.stack(values))
-            state |= {key: joined} if rank == 0 else {}
-        elif reduction in (dim_zero_mean, dim_zero_max, dim_zero_min):
-            state[key] = reduction(torch.stack(values))
-        elif len(parts) > world_size:  # what becomes of several, only the metric's own `compute` knows
-            return False
-        elif rank < len(parts):
-            state[key] = values[rank]
+        if reduction is None and not isinstance(values[0], list):
+            if len(parts) > world_size:  # what becomes of several, only the metric's own `compute` knows
+                return False
+            state |= {key: values[rank]} if rank < len(parts) else {}
+            continue
+        value, is_for_all = _joined(reduction, values)
+        state |= {key: value} if rank == 0 or is_for_all else {}
     _set(measure, max(part["count"] for part in parts), state)
     return True
+
+
+def _joined(reduction: Any, values: list[Any]) -> tuple[Any, bool]:
+    """One of several, and whether every rank may have it."""
+    if isinstance(values[0], list):
+        return [item for value in values for item in value], False
+    if reduction is dim_zero_cat:
+        return torch.cat(values), False
+    value = reduction(torch.stack(values))
+    return value, torch.equal(reduction(torch.stack([value, value])), value) and reduction is not dim_zero_sum
 
 
 def _set(measure: Metric, count: int, state: Mapping[str, Any]) -> None:

@@ -96,6 +96,7 @@ def run_plan(
         "config_hash": plan.config_hash,
         "code_hash": plan.code_hash,
         "overrides": list(overrides),
+        **({"sweep": parent["sweep"]} if parent and "sweep" in parent else {}),  # by which a filter finds its runs
     }
     logdir, backend = logdir_of(plan), TorchConfig()
     is_rays = makes_ray_data(plan)

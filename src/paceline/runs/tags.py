@@ -11,6 +11,7 @@ from paceline.runs.durable import read_json, write_atomic
 
 TAGS_FILE = "tags.json"
 _TAG = re.compile(r"[\w.:+-]{1,64}")
+_RUN = re.compile(r"\d+|-\d+|run_\d+|latest")
 _MOST_TAGS = 100
 
 
@@ -30,6 +31,8 @@ def change_tags(run_dir: Path, add: Iterable[str] = (), remove: Iterable[str] = 
     for tag in add:
         if not _TAG.fullmatch(tag):
             raise ArgumentError(f"{tag!r} is no tag: expected up to 64 letters, digits and . : + - _, without spaces.")
+        if _RUN.fullmatch(tag):  # `xp tag digits 3 paper`, as other verbs take NAME RUN, would tag another run
+            raise ArgumentError(f"{tag!r} is no tag, but a run. The run to tag is one word: NAME/{tag}.")
     tags = (read_tags(run_dir) | {*add}) - {*remove}
     if len(tags) > _MOST_TAGS:
         raise ArgumentError(f"{run_dir} would have {len(tags)} tags; expected at most {_MOST_TAGS}.")
