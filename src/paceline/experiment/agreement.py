@@ -44,7 +44,13 @@ _HEAP_TYPE = 1 << 9
 
 def _agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
     answer = super(type(self), self).__call__(*args, **kwargs)
-    return any_rank([answer])[0] if isinstance(answer, bool) else answer
+    return any_rank([bool(answer)])[0] if _is_flag(answer) else answer
+
+
+def _is_flag(answer: Any) -> bool:
+    """Whether it is True or False, also as torch and numpy have them: `loss > best` of a tensor is one."""
+    is_scalar = getattr(answer, "shape", None) == () and str(getattr(answer, "dtype", "")) in ("torch.bool", "bool")
+    return isinstance(answer, bool) or is_scalar
 
 
 def _names(cls: type) -> dict[str, Any]:

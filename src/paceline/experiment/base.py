@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +25,9 @@ from paceline.experiment.stages import Stages, epoch_line
 from paceline.prepare import get_device, rng_state, set_rng_state, unwrap_model
 
 logger = logging.getLogger(__name__)
+
+_VALUES = ""
+"""Among the tools, by the name that none can have: plain values that their container has itself."""
 
 
 class BaseModule(ABC):
@@ -58,6 +62,7 @@ class BaseModule(ABC):
         self._stages = Stages()
         self._registered: list[str] = []
         self._tools_at_first: dict[str, dict[str, Any]] | None = None
+        self._others_at_first: dict[str, dict[str, Any]] = {}
         self._not_updated: set[str] = set()
         self._is_inside_epoch = False
         self._frozen = self._freeze()
@@ -143,7 +148,7 @@ class BaseModule(ABC):
         all ranks; at the end of an epoch, or after a batch if `batch_idx` is given. `metrics` are stored with it, and
         rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line."""
         values = {name: value for name, value in (metrics or {}).items() if keeping.is_holdable(value)}
-        scored = {} if self.cfg.best_metric is None else {self.cfg.best_metric: values.get(self.cfg.best_metric)}
+        scored = self._scored(values, is_inside=batch_idx is not None)
         own = {"rng": rng_state(), "measures": states_of(self._measures()), "kept": self._kept()}
         state: dict[str, Any] = {
             "epoch": epoch,
@@ -153,9 +158,21 @@ class BaseModule(ABC):
             "optimizers": {name: one.state_dict() for name, one in self._optimizers().items()},
             "kept": own["kept"],
         }
-        paceline.save_checkpoint(per_rank=own, **scored, **state)
+        paceline.save_checkpoint(per_rank=own, **{**scored, **state})
         if batch_idx is None:
             self.log_epoch(epoch, values)
+
+    def _scored(self, values: Mapping[str, Any], is_inside: bool) -> dict[str, Any]:
+        """What ranks the checkpoint. In the middle of an epoch there may be no such value yet: then it is the worst."""
+        name = self.cfg.best_metric
+        if name is None:
+            return {}
+        if name not in values and not is_inside:
+            raise ArgumentError(
+                f"cfg.best_metric is {name!r}, but save_checkpoint got no such value among its metrics "
+                f"({', '.join(values) or 'none'}). Give it, or name one of these."
+            )
+        return {name: values.get(name, math.nan)}
 
     def restore_checkpoint(self) -> bool:
         """Go on from the checkpoint of the last attempt, or from `cfg.restore_checkpoint_path`; False if there is none.
@@ -192,12 +209,30 @@ class BaseModule(ABC):
 
     def _kept(self) -> dict[str, Any]:
         first = self._first_states()
+        self._tell_others()
         tools = {name: keeping.changes(tool, first.get(name, {})) for name, tool in self._tools().items()}
-        return {"tools": tools, "registered": {path: keeping.read_path(self, path) for path in self._registered}}
+        values = keeping.changed_attributes(self.tools, first[_VALUES])
+        registered = {path: keeping.read_path(self, path) for path in self._registered}
+        return {"tools": {_VALUES: values, **tools}, "registered": registered}
+
+    def _tell_others(self) -> None:
+        """Of tools that have come to hold what no checkpoint can: after a restart they are as at first. Said once."""
+        for name, tool in self._tools().items():
+            first = self._others_at_first.setdefault(name, {})
+            for attribute, value in keeping.others(tool).items():
+                if first.get(attribute, ...) is not value and paceline.world_rank() == 0:
+                    logger.warning(
+                        "tools.%s.%s is a %s now, which a checkpoint cannot hold: after a restart it is as at first. "
+                        "To keep it, give the tool state_dict() and load_state_dict().",
+                        name,
+                        attribute,
+                        type(value).__name__,
+                    )
+                first[attribute] = value
 
     def _put_back(self, kept: Mapping[str, Any]) -> None:
         self._first_states()
-        for name, tool in self._tools().items():
+        for name, tool in {_VALUES: self.tools, **self._tools()}.items():
             keeping.put_back(tool, kept["tools"].get(name, {}))
         for path in self._registered:
             if path in kept["registered"]:
@@ -206,13 +241,13 @@ class BaseModule(ABC):
     def _first_states(self) -> dict[str, dict[str, Any]]:
         """Of the tools, before anything was trained."""
         if self._tools_at_first is None:
-            self._tools_at_first = {
-                name: copy.deepcopy(keeping.attributes(tool)) for name, tool in self._tools().items()
-            }
+            held = {_VALUES: self.tools, **self._tools()}
+            self._tools_at_first = {name: copy.deepcopy(keeping.attributes(tool)) for name, tool in held.items()}
+            self._others_at_first = {name: keeping.others(tool) for name, tool in self._tools().items()}
         return self._tools_at_first
 
     def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
-        if not {"models", "optimizers", "epoch", "kept"} <= checkpoint.keys():
+        if not {"models", "optimizers", "epoch", "batch_idx", "kept"} <= checkpoint.keys():
             raise CheckpointError(
                 f"This checkpoint has {', '.join(checkpoint)}; expected one that an experiment's save_checkpoint wrote."
             )

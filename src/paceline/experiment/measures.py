@@ -48,8 +48,10 @@ def _was_updated(measure: Metric | MetricCollection) -> bool:
     return any(one.update_called for one in _single(measure))
 
 
-def _single(measure: Metric | MetricCollection) -> Iterable[Metric]:
-    return list(measure.values()) if isinstance(measure, MetricCollection) else [measure]
+def _single(measure: Metric | MetricCollection) -> list[Metric]:
+    """Those that count: the metric itself, those of a collection, and those that it wraps or is computed from."""
+    held: Iterable[Any] = measure.values() if isinstance(measure, MetricCollection) else [measure]
+    return [one for metric in held for one in metric.modules() if isinstance(one, Metric)]
 
 
 def _number(value: Any) -> Any:
@@ -79,27 +81,44 @@ def restore_states(measures: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def share_states(measures: Mapping[str, Any], everybody: list[Mapping[str, Any]], rank: int) -> None:
     """After a change of the number of ranks: rank 0 has what all have summed and collected; what is a mean or an
-    extreme of all, everybody has."""
+    extreme of all, so that twice the same is the same, everybody has."""
     for name, measure in measures.items():
         for place, one in enumerate(_single(measure)):
-            parts = [kept[name][place] for kept in everybody if name in kept]
-            if parts:
-                _share(one, parts, rank)
+            parts = [kept[name][place] for kept in everybody if name in kept and place < len(kept[name])]
+            used = [part for part in parts if part["count"]]
+            if len(used) > 1 and _is_bound_to_ranks(one, used[0]["state"]):
+                if rank == 0:
+                    logger.warning(
+                        "%s begins anew: the number of ranks has changed, and it does not say how what two ranks have "
+                        "counted becomes one (dist_reduce_fx is None).",
+                        name,
+                    )
+            elif used:
+                _share(one, used, rank)
+
+
+def _is_bound_to_ranks(measure: Metric, state: Mapping[str, Any]) -> bool:
+    """Whether a state is only ever gathered, a row for each rank, and never made one."""
+    return any(reduction is None and not isinstance(state[key], list) for key, reduction in measure._reductions.items())
 
 
 def _share(measure: Metric, parts: list[Mapping[str, Any]], rank: int) -> None:
     state: dict[str, Any] = {}
-    for key, reduction in measure._reductions.items():
+    reductions: Mapping[str, Any] = measure._reductions
+    for key, reduction in reductions.items():
         values = [part["state"][key] for part in parts]
-        is_one_s = reduction in (dim_zero_sum, dim_zero_cat) or isinstance(values[0], list)
-        if is_one_s and rank != 0:
-            continue
+        value: Any
         if isinstance(values[0], list):
-            state[key] = [item for value in values for item in value]
+            value, is_one_s = [item for part in values for item in part], True
+        elif reduction is None:
+            value, is_one_s = values[0], True  # the only one
         elif reduction is dim_zero_cat:
-            state[key] = torch.cat(values)
-        elif callable(reduction):
-            state[key] = reduction(torch.stack(values))
+            value, is_one_s = torch.cat(values), True
+        else:
+            value = reduction(torch.stack(values))
+            is_one_s = reduction is dim_zero_sum or not torch.equal(reduction(torch.stack([value, value])), value)
+        if rank == 0 or not is_one_s:
+            state[key] = value
     _set(measure, max(part["count"] for part in parts), state)
 
 
