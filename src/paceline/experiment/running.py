@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.control.termination import Signals
-from paceline.errors import ConfigError, RunNotFoundError
+from paceline.errors import ConfigError, RunDamagedError, RunNotFoundError
 from paceline.experiment.binding import dump
 from paceline.experiment.building import build_experiment
 from paceline.experiment.plan import Plan
@@ -33,6 +36,10 @@ from paceline.trainer import Trainer
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
 from paceline.workers.local import LocalEngine
+
+CONF_FILE = "conf.yaml"
+_MOST_WAIT_S = 5.0
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,10 @@ def run_plan(
     engine: str | Engine | None = None,
     callbacks: Sequence[Callback] = (),
     parent: Mapping[str, Any] | None = None,
+    before_begin: Callable[[], None] = lambda: None,
 ) -> ExperimentRun:
-    """The same for a configuration that is loaded."""
+    """The same for a configuration that is loaded. `before_begin` may still refuse by raising, when all is ready and
+    nobody else can make a run of that name until there is a folder."""
     cfg = config_of(plan)
     work = Work(plan, secrets.randbits(32) if cfg.seed is None else cfg.seed)
     told = {
@@ -88,8 +97,9 @@ def run_plan(
         "overrides": list(overrides),
     }
     logdir, backend, made = logdir_of(plan), TorchConfig(), _engine(engine or cfg.engine, cfg.start_workers)
+    text = dump(plan.as_document()).encode()
     made.warm(backend.preload)
-    work.build()  # what is wrong shows here, with a traceback of its own, and not on every worker
+    _try(work)  # what is wrong shows here, with a traceback of its own, and not on every worker
     with Trainer(
         backend,
         num_workers=cfg.start_workers if cfg.max_workers is None else (cfg.start_workers, cfg.max_workers),
@@ -109,19 +119,38 @@ def run_plan(
         progress = default_progress()
         listeners = CallbackList([*callbacks, *([] if progress is None else [progress])])
         with Signals().watching() as signals:
-            folder = trainer.new_folder(request)
-            write_atomic(folder.path / "conf.yaml", dump(plan.as_document()).encode())
+            with _alone_in(logdir):
+                before_begin()
+                folder = trainer.new_folder(request)
+            folder.write_document(CONF_FILE, text)
             with trainer.drive(request, folder, listeners, signals) as iterator:
                 values = iterator.get_final_results(force=True)
     assert values is not None
     return ExperimentRun(folder.path, plan.config_hash, values)
 
 
+def resume_run(former: Run, plan: Plan) -> list[Any]:
+    """Go on with a run of this configuration. Blocking. Its driver may have been killed before conf.yaml was there."""
+    path = former.path / CONF_FILE
+    if not path.exists() and not former.is_alive:
+        with suppress(OSError):
+            write_atomic(path, dump(plan.as_document()).encode())
+    return Trainer.resume(former.path)
+
+
 def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None, code_hash: str | None = None) -> list[Run]:
     """Runs with that configuration (and, if given, that code) in or below a folder, newest first. Default: the results
     folder. Only files of the run folders are read."""
-    found = [run for run in list_runs(root) if run.config.get("config_hash") == config_hash]
-    return [run for run in found if code_hash is None or run.config.get("code_hash") == code_hash]
+    found = [(run, _told(run)) for run in list_runs(root)]
+    same = [(run, told) for run, told in found if told.get("config_hash") == config_hash]
+    return [run for run, told in same if code_hash is None or told.get("code_hash") == code_hash]
+
+
+def _told(run: Run) -> Mapping[str, Any]:
+    try:
+        return run.config
+    except RunDamagedError:  # nobody knows what it was, and that must not keep anybody from training
+        return {}
 
 
 def logdir_of(plan: Plan) -> Path:
@@ -168,6 +197,32 @@ class Work:
 
     def describe_source(self) -> dict[str, Any]:
         return describe_function(self.plan.experiment)
+
+
+def _try(work: Work) -> None:
+    """Build the experiment once. If it ended this process, with exit code 0 even, that would look like a run that is
+    done."""
+    try:
+        work.build()
+    except SystemExit as leave:
+        raise ConfigError(f"{work.__name__} cannot be built: a constructor called sys.exit({leave.code!r}).") from leave
+
+
+@contextmanager
+def _alone_in(logdir: Path) -> Iterator[None]:
+    """Inside, no other process is. Where there are no locks, or one holds it for long, it goes on without."""
+    fd, deadline = os.open(logdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _MOST_WAIT_S
+    try:
+        with suppress(OSError):
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _engine(engine: str | Engine | None, num_workers: int) -> Engine:
