@@ -74,15 +74,14 @@ def bind(
 
 def _bind(check: bool, diff: bool, reset: bool, as_json: bool) -> int:
     from paceline.experiment import binding, check_installed
-    from paceline.experiment.project import conf_to_write, load_experiment
+    from paceline.experiment.project import conf_to_write, load_experiment, read_conf, write_conf
     from paceline.experiment.schema import schema_of
-    from paceline.runs.durable import write_atomic
 
     check_installed()
     project = Path.cwd()
     schema = schema_of(load_experiment(project))
     path = conf_to_write(project)
-    text = path.read_text() if path.is_file() else None
+    text = read_conf(path) if path.exists() else None
     if diff:
         typer.echo(binding.diff(schema, text, path.name), nl=False)
         return OK
@@ -95,7 +94,7 @@ def _bind(check: bool, diff: bool, reset: bool, as_json: bool) -> int:
         return FAILED if problems else OK
     bound = binding.bind(schema, None if reset else text)
     if bound.text != text:
-        write_atomic(path, bound.text.encode())
+        write_conf(path, bound.text)
     for what, paths in (("added", bound.added), ("gone", bound.removed), ("edited", bound.edited)):
         for one in paths if text is not None and not reset else ():
             _say(f"{what}: {one}")
@@ -166,31 +165,52 @@ def plans_of(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tup
     ]
 
 
+class _HasBeenRun(Exception):
+    def __init__(self, former: "Run"):
+        super().__init__(former)
+        self.former = former
+
+
 def _run_one(plan: "Plan", words: list[str], options: dict[str, Any], force: bool, resume: bool, as_json: bool) -> int:
     from paceline.cli.announcing import Announcement
-    from paceline.errors import ArgumentError, ConfigError, MissingDependencyError, ResourcesError
-    from paceline.experiment.running import logdir_of, resume_plan, run_plan, same_runs
+    from paceline.errors import PacelineError
+    from paceline.experiment.running import resume_plan, run_plan
+
+    def refuse_again() -> None:
+        former = None if force else _former(plan)
+        if former is not None:
+            raise _HasBeenRun(former)
 
     try:
-        before = [] if force else same_runs(plan.config_hash, logdir_of(plan), plan.code_hash)
-        former = next((one for one in before if one.status.state == "SUCCEEDED"), next(iter(before), None))
+        former = None if force else _former(plan)
         if former is not None and (former.status.state == "SUCCEEDED" or not resume):
             return _tell_former(former, plan, as_json)
         if former is not None:
-            resume_plan(plan, former.path)
+            resume_plan(plan, former)
             path = former.path
-        else:
-            path = run_plan(plan, overrides=words, callbacks=[Announcement()], **options).path
-    except (ConfigError, ArgumentError, MissingDependencyError, ResourcesError) as error:
-        return _refuse(str(error))
+        else:  # asked again when all is ready: another process may have begun the same in the meantime
+            options = {**options, "callbacks": [Announcement()], "before_begin": refuse_again}
+            path = run_plan(plan, overrides=words, **options).path
+    except _HasBeenRun as again:
+        return _tell_former(again.former, plan, as_json)
     except KeyboardInterrupt as interrupt:
-        _say(f"Interrupted: {interrupt}")
+        _say(f"Interrupted: {interrupt}" if interrupt.args else "Interrupted.")
         return INTERRUPTED
     except Exception as error:
+        if isinstance(error, PacelineError) and not getattr(error, "__notes__", None):
+            return _refuse(str(error))  # no run has come to it
         _explain(error)
         return FAILED
     _tell(path, plan, as_json)
     return OK
+
+
+def _former(plan: "Plan") -> "Run | None":
+    """A run of the same configuration and code: one that has succeeded, else the newest."""
+    from paceline.experiment.running import logdir_of, same_runs
+
+    before = same_runs(plan.config_hash, logdir_of(plan), plan.code_hash)
+    return next((one for one in before if one.status.state == "SUCCEEDED"), next(iter(before), None))
 
 
 def _tell_former(former: "Run", plan: "Plan", as_json: bool) -> int:
@@ -211,11 +231,18 @@ def _tell(path: Path, plan: "Plan", as_json: bool) -> None:
 
 
 def _explain(error: Exception) -> None:
-    """What a worker has said is in the notes: which rank, and its traceback."""
-    import traceback
+    """What a worker has said is in the notes: which rank, and its traceback. Of what a constructor has raised here, all
+    is told; what we say ourselves needs no traceback."""
+    from paceline.errors import PacelineError
+    from paceline.workers.outcome import text_of
 
-    notes = [str(note) for note in getattr(error, "__notes__", ())]
-    _say("\n".join(notes) if notes else "".join(traceback.format_exception(error)).rstrip())
+    notes = [str(note) for note in getattr(error, "__notes__", None) or ()]
+    if any(note.startswith("Raised in the training function") for note in notes):
+        _say("\n".join(notes))
+    elif isinstance(error, PacelineError):
+        _say("\n".join([str(error), *notes]))
+    else:
+        _say(text_of(error).rstrip())
 
 
 def _refuse(text: str) -> int:

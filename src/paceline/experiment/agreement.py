@@ -85,10 +85,16 @@ _HEAP_TYPE = 1 << 9
 
 def _agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
     answer = super(type(self), self).__call__(*args, **kwargs)
-    if not isinstance(answer, bool):
+    if not _is_flag(answer):
         return answer
     agreement, name = self._agreement
-    return agreement.decide(name, answer, getattr(self, "agree_timeout_s", TIMEOUT_S))
+    return agreement.decide(name, bool(answer), getattr(self, "agree_timeout_s", TIMEOUT_S))
+
+
+def _is_flag(answer: Any) -> bool:
+    """Whether it is True or False, also as torch and numpy have them: `loss > best` of a tensor is one."""
+    is_scalar = getattr(answer, "shape", None) == () and str(getattr(answer, "dtype", "")) in ("torch.bool", "bool")
+    return isinstance(answer, bool) or is_scalar
 
 
 def _names(cls: type) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Allowed:
         known = {path_of(cls): cls for cls in self.bases}
         if path in known:
             return known[path]
-        is_named = any(path == name or (name.endswith(".*") and path.startswith(name[:-1])) for name in self.names)
+        is_named = self._is_named(path)
         found = _lookup(path, may_import=is_named)
         if found is None and not is_named:
             return (
@@ -65,8 +65,15 @@ class Allowed:
             return f"{path!r} is allowed, but there is no such class"
         if not inspect.isclass(found):
             return f"{path!r} is a {type(found).__name__}; only classes are ever called"
-        if is_named or self._is_led_to(found):
+        if path in self.names or self._is_led_to(found):
             return found
+        if is_named and self._is_named(f"{found.__module__}.{found.__qualname__}"):
+            return found
+        if is_named:
+            return (
+                f"{path!r} is {found.__module__}.{found.__qualname__}, which comes from elsewhere: a name with a * "
+                f'allows what is defined there. If it is meant, allow it by its own name: allow = ["{path}"]'
+            )
         return (
             f"{path!r} may not be called: the experiment does not lead to it, nor is it a class of this project, or of "
             "the same package, that derives from one that it leads to. If it is meant, allow it in pyproject.toml: "
@@ -83,6 +90,10 @@ class Allowed:
         """Whether it comes from the folder from which the experiment does."""
         root = root_of(found.__module__)
         return found.__module__ == "__main__" or (root is not None and root in self.roots)
+
+    def _is_named(self, path: str) -> bool:
+        """Whether the project allows it."""
+        return any(path == name or (name.endswith(".*") and path.startswith(name[:-1])) for name in self.names)
 
 
 def allowed_by(schema: Schema, names: Iterable[str] = ()) -> Allowed:
@@ -101,15 +112,25 @@ def _is_inside(cls: type, base: type) -> bool:
     return f"{cls.__module__}.".startswith(f"{package}.")
 
 
+def project_settings(project: Path) -> dict[str, Any]:
+    """[tool.paceline] of the project's pyproject.toml; empty if there is none."""
+    path = project / "pyproject.toml"
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    for name in ("tool", "paceline"):
+        found = found.get(name, {})
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path}: {name} is {found!r}; expected a table, [tool.paceline].")
+    return found
+
+
 def allowed_names(project: Path) -> tuple[str, ...]:
     """`allow` of [tool.paceline] in the project's pyproject.toml; empty if there is none."""
-    try:
-        told = tomllib.loads((project / "pyproject.toml").read_text())
-    except FileNotFoundError:
-        return ()
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{project / 'pyproject.toml'} cannot be read: {error}") from None
-    names = told.get("tool", {}).get("paceline", {}).get("allow", [])
+    names = project_settings(project).get("allow", [])
     if not isinstance(names, list) or not all(isinstance(name, str) and name.strip(".* ") for name in names):
         raise ConfigError(
             f"{project / 'pyproject.toml'}: [tool.paceline] allow is {names!r}; expected a list of names such as "
@@ -151,7 +172,7 @@ def _lookup(path: str, may_import: bool) -> Any:
         if may_import and name not in sys.modules:
             try:
                 import_module(name)
-            except ImportError:
+            except (ImportError, ValueError):  # ValueError: it is the name of no module
                 continue
         module = sys.modules.get(name)
         if module is not None:

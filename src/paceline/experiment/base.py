@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -161,7 +162,7 @@ class BaseModule(ABC):
         all ranks; at the end of an epoch, or after a batch if `batch_idx` is given. `metrics` are stored with it, and
         rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line."""
         values = {name: value for name, value in (metrics or {}).items() if keeping.is_holdable(value)}
-        scored = {} if self.cfg.best_metric is None else {self.cfg.best_metric: values.get(self.cfg.best_metric)}
+        scored = self._scored(values, is_inside=batch_idx is not None)
         own = {"rng": rng_state(), "measures": states_of(self._counting()), "kept": self._kept()}
         state: dict[str, Any] = {
             "epoch": epoch,
@@ -171,9 +172,21 @@ class BaseModule(ABC):
             "optimizers": {name: one.state_dict() for name, one in self._optimizers().items()},
             "kept": own["kept"],
         }
-        paceline.save_checkpoint(per_rank=own, **scored, **state)
+        paceline.save_checkpoint(per_rank=own, **{**scored, **state})
         if batch_idx is None:
             self.log_epoch(epoch, values)
+
+    def _scored(self, values: Mapping[str, Any], is_inside: bool) -> dict[str, Any]:
+        """What ranks the checkpoint. In the middle of an epoch there may be no such value yet: then it is the worst."""
+        name = self.cfg.best_metric
+        if name is None:
+            return {}
+        if name not in values and not is_inside:
+            raise ArgumentError(
+                f"cfg.best_metric is {name!r}, but save_checkpoint got no such value among its metrics "
+                f"({', '.join(values) or 'none'}). Give it, or name one of these."
+            )
+        return {name: values.get(name, math.nan)}
 
     def restore_checkpoint(self) -> bool:
         """Go on from the checkpoint of the last attempt, or from `cfg.restore_checkpoint_path`; False if there is none.
@@ -270,7 +283,7 @@ class BaseModule(ABC):
                 )
 
     def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
-        if not {"models", "optimizers", "epoch", "kept"} <= checkpoint.keys():
+        if not {"models", "optimizers", "epoch", "batch_idx", "kept"} <= checkpoint.keys():
             raise CheckpointError(
                 f"This checkpoint has {', '.join(checkpoint)}; expected one that an experiment's save_checkpoint wrote."
             )

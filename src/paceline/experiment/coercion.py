@@ -97,7 +97,10 @@ def _number(value: Any, cls: type, args: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if cls is int:
         return _expect(value, is_number and isinstance(value, int), "a whole number")
-    return float(_expect(value, is_number, "a number")) if not isinstance(value, float) else value
+    try:
+        return float(_expect(value, is_number, "a number"))
+    except OverflowError:
+        raise Mismatch("a number that fits a float") from None
 
 
 def _text(value: Any, cls: type, args: Any) -> Any:
@@ -129,7 +132,10 @@ def _tuple(value: Any, cls: type, args: tuple[Any, ...]) -> Any:
 def _sequence(value: Any, cls: type, args: tuple[Any, ...]) -> Any:
     _expect(value, isinstance(value, list | tuple), "a list")
     items = _items(value, args[0]) if args else list(value)
-    return cls(items) if cls in (set, frozenset) else items
+    try:
+        return cls(items) if cls in (set, frozenset) else items
+    except TypeError:  # a list or a mapping, which no set can have
+        raise Mismatch("a list of plain values") from None
 
 
 def _items(value: Any, kind: Any) -> list[Any]:
@@ -154,7 +160,7 @@ def _dtype(value: Any, cls: type, args: Any) -> Any:
 def _device(value: Any, cls: type, args: Any) -> Any:
     try:
         return torch.device(value) if isinstance(value, str | torch.device) else _expect(value, False, "")
-    except (RuntimeError, Mismatch):
+    except (RuntimeError, ValueError, OverflowError, Mismatch):
         raise Mismatch("a device such as cpu or cuda:0") from None
 
 

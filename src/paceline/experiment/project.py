@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.experiment.allowed import allowed_names
+from paceline.experiment.allowed import allowed_names, project_settings
 from paceline.experiment.loading import load
 from paceline.experiment.plan import Plan
 from paceline.experiment.schema import schema_of
+from paceline.runs.durable import write_atomic
 
 DEFAULT_EXPERIMENT = "src.experiment:Experiment"
+MOST_CONF_BYTES = 2 * 2**20
 
 
 def find_conf(project: Path) -> Path | None:
@@ -27,6 +28,26 @@ def find_conf(project: Path) -> Path | None:
 def conf_to_write(project: Path) -> Path:
     """Where the configuration is, or belongs."""
     return find_conf(project) or (project / "src/conf.yaml" if (project / "src").is_dir() else project / "conf.yaml")
+
+
+def read_conf(path: Path) -> str:
+    """ConfigError if it is no text, or more than anybody would write. A pipe will do: --conf <(...)."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_CONF_BYTES + 1)
+        if len(data) > MOST_CONF_BYTES:
+            raise ConfigError(f"{path} has more than {MOST_CONF_BYTES:,} bytes: no configuration is so long.")
+        return data.decode().replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def write_conf(path: Path, text: str) -> None:
+    """Whole or not at all. Of a link, what it leads to."""
+    try:
+        write_atomic(os.path.realpath(path), text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def load_experiment(project: Path, name: str | None = None) -> Any:
@@ -64,18 +85,15 @@ def load_plan(experiment: type, conf: str | os.PathLike[str] | None = None, over
     as in the code."""
     project = project_of(experiment)
     path = find_conf(project) if conf is None else Path(conf)
-    try:
-        text = "" if path is None else path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    text = "" if path is None else read_conf(path)
     name = "the configuration" if path is None else os.path.relpath(path)
     return load(schema_of(experiment), text, overrides, allowed_names(project), name)
 
 
 def _named(project: Path) -> str | None:
-    try:
-        told = tomllib.loads((project / "pyproject.toml").read_text())
-    except (FileNotFoundError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return None
-    name = told.get("tool", {}).get("paceline", {}).get("experiment")
-    return name if isinstance(name, str) else None
+    name = project_settings(project).get("experiment")
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(
+            f'{project / "pyproject.toml"}: [tool.paceline] experiment is {name!r}; expected "package.module:Class".'
+        )
+    return name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +21,7 @@ from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.control.termination import Signals
-from paceline.errors import ConfigError, MissingDependencyError, RunNotFoundError
+from paceline.errors import ConfigError, MissingDependencyError, RunDamagedError, RunNotFoundError
 from paceline.experiment.binding import dump
 from paceline.experiment.building import build_experiment
 from paceline.experiment.plan import Plan, targets
@@ -38,6 +40,10 @@ from paceline.workers.base import Engine
 from paceline.workers.local import LocalEngine
 
 logger = logging.getLogger(__name__)
+
+CONF_FILE = "conf.yaml"
+_MOST_WAIT_S = 5.0
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,10 @@ def run_plan(
     parent: Mapping[str, Any] | None = None,
     prepare_batches: bool = False,
     say: Callable[[str], None] = logger.info,
+    before_begin: Callable[[], None] = lambda: None,
 ) -> ExperimentRun:
-    """The same for a configuration that is loaded. `say` is told how batches are prepared."""
+    """The same for a configuration that is loaded. `say` is told how batches are prepared. `before_begin` may still
+    refuse by raising, when all is ready and nobody else can make a run of that name until there is a folder."""
     cfg = config_of(plan)
     work = Work(plan, secrets.randbits(32) if cfg.seed is None else cfg.seed)
     told = {
@@ -101,8 +109,9 @@ def run_plan(
     logdir, backend = logdir_of(plan), TorchConfig()
     is_rays = makes_ray_data(plan)
     made = _engine(engine or cfg.engine or ("ray" if is_rays else None), cfg.start_workers)
+    text = dump(plan.as_document()).encode()
     made.warm(backend.preload)
-    built = work.build()  # what is wrong shows here, with a traceback of its own, and not on every worker
+    built = _try(work)  # what is wrong shows here, with a traceback of its own, and not on every worker
     with (
         _prepared(built, plan, say if prepare_batches else None) as prepared,
         Trainer(
@@ -126,19 +135,25 @@ def run_plan(
         progress = default_progress()
         listeners = CallbackList([*callbacks, *([] if progress is None else [progress])])
         with Signals().watching() as signals:
-            folder = trainer.new_folder(request)
-            write_atomic(folder.path / "conf.yaml", dump(plan.as_document()).encode())
+            with _alone_in(logdir):
+                before_begin()
+                folder = trainer.new_folder(request)
+            folder.write_document(CONF_FILE, text)
             with trainer.drive(request, folder, listeners, signals) as iterator:
                 values = iterator.get_final_results(force=True)
     assert values is not None
     return ExperimentRun(folder.path, plan.config_hash, values)
 
 
-def resume_plan(plan: Plan, run_dir: Path) -> None:
-    """Go on with a run of this configuration that has not succeeded."""
-    cfg = config_of(plan)
-    streams = ray_datasets(Work(plan, cfg.seed or 0).build()) if makes_ray_data(plan) else None
-    Trainer.resume(run_dir, dataset=streams)
+def resume_plan(plan: Plan, former: Run) -> None:
+    """Go on with a run of this configuration that has not succeeded. Its driver may have been killed before conf.yaml
+    was there."""
+    path = former.path / CONF_FILE
+    if not path.exists() and not former.is_alive:
+        with suppress(OSError):
+            write_atomic(path, dump(plan.as_document()).encode())
+    streams = ray_datasets(Work(plan, config_of(plan).seed or 0).build()) if makes_ray_data(plan) else None
+    Trainer.resume(former.path, dataset=streams)
 
 
 def ray_datasets(experiment: Any) -> dict[str, Any] | None:
@@ -173,8 +188,16 @@ def _prepared(experiment: Any, plan: Plan, say: Callable[[str], None] | None) ->
 def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None, code_hash: str | None = None) -> list[Run]:
     """Runs with that configuration (and, if given, that code) in or below a folder, newest first. Default: the results
     folder. Only files of the run folders are read."""
-    found = [run for run in list_runs(root) if run.config.get("config_hash") == config_hash]
-    return [run for run in found if code_hash is None or run.config.get("code_hash") == code_hash]
+    found = [(run, _told(run)) for run in list_runs(root)]
+    same = [(run, told) for run, told in found if told.get("config_hash") == config_hash]
+    return [run for run, told in same if code_hash is None or told.get("code_hash") == code_hash]
+
+
+def _told(run: Run) -> Mapping[str, Any]:
+    try:
+        return run.config
+    except RunDamagedError:  # nobody knows what it was, and that must not keep anybody from training
+        return {}
 
 
 def logdir_of(plan: Plan) -> Path:
@@ -223,6 +246,32 @@ class Work:
 
     def describe_source(self) -> dict[str, Any]:
         return describe_function(self.plan.experiment)
+
+
+def _try(work: Work) -> Any:
+    """Build the experiment once. If it ended this process, with exit code 0 even, that would look like a run that is
+    done."""
+    try:
+        return work.build()
+    except SystemExit as leave:
+        raise ConfigError(f"{work.__name__} cannot be built: a constructor called sys.exit({leave.code!r}).") from leave
+
+
+@contextmanager
+def _alone_in(logdir: Path) -> Iterator[None]:
+    """Inside, no other process is. Where there are no locks, or one holds it for long, it goes on without."""
+    fd, deadline = os.open(logdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _MOST_WAIT_S
+    try:
+        with suppress(OSError):
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _engine(engine: str | Engine | None, num_workers: int) -> Engine:

@@ -130,6 +130,11 @@ class RunFolder:
         with self._tolerate_refusal(path):
             write_atomic(path, encode_document(request))
 
+    def write_document(self, name: str, data: bytes) -> None:
+        """A file of whoever begins the run, beside ours: the configuration that it was made of, say."""
+        with self._tolerate_refusal(self.path / name):
+            write_atomic(self.path / name, data)
+
     def keep_call(self, request: RunRequest) -> None:
         """Writes what `Trainer.resume` needs."""
         with self._tolerate_refusal(self.path / CALL_FILE):

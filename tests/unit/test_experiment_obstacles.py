@@ -1,0 +1,152 @@
+"""What stands in the way of `paceline train`: damaged runs, full disks, others who do the same at the same time."""
+
+import fcntl
+import os
+import sys
+
+import pytest
+import typed_experiment
+from typer.testing import CliRunner
+
+import paceline
+from paceline.cli.app import app
+from paceline.errors import ConfigError
+from paceline.experiment import run_experiment, same_runs
+from paceline.experiment.project import read_conf, write_conf
+
+
+def run(name, *overrides, experiment=typed_experiment.Exact):
+    changes = [f"cfg.name={name}", "cfg.start_workers=0", "cfg.num_epochs=1", *overrides]
+    return run_experiment(experiment, overrides=changes)
+
+
+def test_damaged_run_beside_it_keeps_nobody_from_training(tmp_path):
+    trained = run("beside")
+    (trained.path.parent / "run_900").mkdir()
+    os.mkfifo(trained.path.parent / "run_900/run.json")
+    assert [one.path for one in same_runs(trained.config_hash, trained.path.parent)] == [trained.path]
+
+
+def test_constructor_that_exits_is_no_run_that_is_done(monkeypatch):
+    monkeypatch.setattr(typed_experiment.Models, "__init__", lambda self, **given: sys.exit(0))
+    with pytest.raises(ConfigError, match=r"a constructor called sys.exit\(0\)"):
+        run("exits")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project whose experiment is the tests' own."""
+    (tmp_path / "pyproject.toml").write_text('[tool.paceline]\nexperiment = "typed_experiment:Exact"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr("paceline.experiment.project.project_of", lambda experiment: tmp_path)
+    return tmp_path
+
+
+def call(*words, code=0):
+    done = CliRunner().invoke(app, ["train", *words])
+    assert done.exit_code == code, done.output
+    return done.stdout, done.stderr
+
+
+SMALL = ["cfg.start_workers=0", "cfg.num_epochs=1"]
+
+
+def test_disk_that_refuses_the_configuration_does_not_stop_the_run(project, monkeypatch, caplog):
+    def refuse(path, data, durable=True):
+        if str(path).endswith("conf.yaml"):
+            raise OSError(28, "No space left on device")
+        real(path, data, durable)
+
+    import paceline.runs.folder as folder
+
+    real = folder.write_atomic
+    monkeypatch.setattr(folder, "write_atomic", refuse)
+    path = call("run", *SMALL)[0].split()[-1]
+    assert paceline.load_run(path).status.state == "SUCCEEDED"
+    assert "conf.yaml could not be written" in caplog.text
+
+
+def test_error_of_a_constructor_is_told_whole(project):
+    _, told = call("run", *SMALL, "models.net.block.dropout=2.0", code=1)
+    assert "ValueError: dropout probability has to be between 0 and 1" in told
+    assert "It was raised by Block, which is models.net.block of the configuration." in told
+
+
+def test_what_fails_in_the_run_is_no_refusal(project):
+    _, told = call("run", *SMALL, "cfg.best_metric=msee", code=1)
+    assert "Raised in the training function on rank 0" in told
+    _, told = call("run", *SMALL, "cfg.best_metric=msee", "--resume", code=1)
+    assert "cfg.best_metric is 'msee'" in told
+
+
+def test_run_that_cannot_be_resumed_is_refused_without_a_traceback(project):
+    call("run", *SMALL, "cfg.fail_at=[0, 0]", code=1)
+    (project / "results/experiment/run_001/call.pkl").unlink()
+    _, told = call("run", *SMALL, "cfg.fail_at=[0, 0]", "--resume", code=2)
+    assert "does not hold the call" in told
+    assert "Traceback" not in told
+
+
+def test_resumed_run_gets_the_configuration_that_a_kill_kept_from_it(project):
+    call("run", *SMALL, "cfg.fail_at=[0, 0]", code=1)
+    conf = project / "results/experiment/run_001/conf.yaml"
+    before = conf.read_text()
+    conf.unlink()
+    call("run", *SMALL, "cfg.fail_at=[0, 0]", "--resume")
+    assert conf.read_text() == before
+
+
+def test_same_configuration_begun_by_another_meanwhile_is_not_run_twice(project, monkeypatch):
+    """Between the first look and the folder, another process makes its run."""
+    import paceline.experiment.running as running
+
+    build = running._try
+
+    def build_while_another_runs(work):
+        monkeypatch.setattr(running, "_try", build)
+        call("run", *SMALL)
+        return build(work)
+
+    monkeypatch.setattr(running, "_try", build_while_another_runs)
+    assert "has been run with this code: experiment/run_001, SUCCEEDED." in call("run", *SMALL)[1]
+    assert os.listdir(project / "results/experiment") == ["run_001"]
+
+
+def test_lock_of_a_process_that_stands_still_is_not_waited_for_without_end(project, monkeypatch):
+    monkeypatch.setattr("paceline.experiment.running._MOST_WAIT_S", 0.0)
+    (project / "results/experiment").mkdir(parents=True)
+    fd = os.open(project / "results/experiment", os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        call("run", *SMALL)
+    finally:
+        os.close(fd)
+
+
+def test_file_that_is_no_text_is_refused_by_bind_too(project):
+    (project / "conf.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in call("bind", code=2)[1]
+    (project / "conf.yaml").unlink()
+    (project / "conf.yaml").mkdir()
+    assert "conf.yaml cannot be" in call("bind", code=2)[1]
+
+
+def test_bind_writes_where_a_link_leads(project):
+    (project / "elsewhere.yaml").write_text("")
+    (project / "conf.yaml").symlink_to("elsewhere.yaml")
+    call("bind")
+    assert (project / "conf.yaml").is_symlink()
+    assert "typed_experiment.Models:" in (project / "elsewhere.yaml").read_text()
+
+
+def test_configuration_that_cannot_be_written_is_told_in_words(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+        write_conf(tmp_path / "gone" / "conf.yaml", "")
+
+
+def test_huge_file_is_not_read_to_its_end(tmp_path):
+    with (tmp_path / "conf.yaml").open("wb") as file:
+        file.truncate(50 << 20)
+    with pytest.raises(ConfigError, match="no configuration is so long"):
+        read_conf(tmp_path / "conf.yaml")
