@@ -65,8 +65,10 @@ def ls(
     if not watch:
         _list(asked, most, sort, metric, quiet, json)
         return
+    from paceline.cli.drawing import width
+
     while True:
-        if not json:
+        if width() is not None and not json:  # a terminal, which is cleared; elsewhere lists follow each other
             print("\x1b[H\x1b[2J", end="")
         _list(asked, most, sort, metric, quiet, json)
         time.sleep(_WATCH_S)
@@ -83,7 +85,7 @@ def _list(
     if quiet and not sort:
         give([drawing.clean(run.name) for run in runs])
         return
-    rows = rows_of(runs, store)
+    rows = rows_of(runs, store, is_rough=not json and not (sort or "").lstrip("-").startswith(("min.", "max.")))
     if sort:
         rows = sorted_rows(rows, sort)[:most]
     if quiet:
