@@ -9,6 +9,14 @@ from paceline.cli.app import app
 
 DOCS = Path(__file__).parent
 GROUPS = {
+    "train": (
+        "Experiments: `paceline train`",
+        "What an experiment is, is told in [Typed experiments](experiments.md).",
+    ),
+    "run": (
+        "The launcher: `paceline run`",
+        "What it does with a script, and its exit codes, are told in [Launching scripts](launch.md).",
+    ),
     "xp": ("Runs: `paceline xp`", "How these are used together is told in [Finding runs](finding-runs.md)."),
     "data": ("Storage: `paceline data`", "The storage is what `--root` or `PACELINE_STORAGE` names."),
 }
@@ -25,13 +33,15 @@ WIDTH = 100
 
 
 def page(name: str) -> str:
-    title, words = GROUPS[name]
+    title, about = GROUPS[name]
     program: Any = typer.main.get_command(app)
     group = program.commands[name]
     top = program.make_context("paceline", ["--help"], resilient_parsing=True)
-    verbs = [_section(f"paceline {name} {verb}", command, top) for verb, command in group.commands.items()]
+    commands = getattr(group, "commands", None)
+    sections = {name: group} if commands is None else {f"{name} {verb}": one for verb, one in commands.items()}
+    verbs = [_section(f"paceline {words}", one, top) for words, one in sections.items() if not one.hidden]
     made = "This page is generated from the program's own help by `python docs/generate_cli.py`."
-    return "\n".join([f"# {title}\n", f"{words} {made}\n", EXIT_CODES, *verbs])
+    return "\n".join([f"# {title}\n", f"{about} {made}\n", *([] if commands is None else [EXIT_CODES]), *verbs])
 
 
 def _section(path: str, command: Any, top: Any) -> str:

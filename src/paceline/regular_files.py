@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 DOCUMENT_BYTES = 256 * 2**20
 """More than any document of ours that is read as a whole."""
@@ -50,6 +50,22 @@ def is_inside(path: _Path, root: _Path) -> bool:
     """Whether a path lies in a folder, wherever links lead that are on the way to either."""
     real, folder = os.path.realpath(path), os.path.realpath(root)
     return os.path.commonpath([real, folder]) == folder
+
+
+def walk(path: _Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Each folder, with the names of those in it and of all else; a link is followed nowhere. As `os.walk`, which in
+    Python 3.11 fails for what is deeper than its stack."""
+    waiting = [os.fspath(path)]
+    while waiting:
+        folder = waiting.pop()
+        folders: list[str] = []
+        names: list[str] = []
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                (folders if entry.is_dir() else names).append(entry.name)
+        yield folder, folders, names
+        inner = (os.path.join(folder, name) for name in sorted(folders, reverse=True))
+        waiting += [one for one in inner if not os.path.islink(one)]
 
 
 @contextmanager

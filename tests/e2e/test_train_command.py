@@ -69,7 +69,7 @@ def test_bind_keeps_what_was_edited_and_says_what_is_new(project):
     conf = project / "src/conf.yaml"
     before = conf.read_text()
     conf.write_text(before.replace("    amsgrad: false\n", "").replace("lr: 0.003", "lr: 0.5  # mine"))
-    assert call("bind", "--check", code=1)[1] == "paceline: missing: optimizers.adam.amsgrad\n"
+    assert call("bind", "--check", code=1)[1] == "missing: optimizers.adam.amsgrad\n"
     assert "+    amsgrad: false" in call("bind", "--diff")[0].splitlines()
     shown, told = call("bind")
     assert shown == f"{conf}\n"

@@ -23,7 +23,7 @@ FLOORS = [
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"workers"},
-    {"html_table", "json_text", "regular_files", "torch_names"},
+    {"folder_removal", "html_table", "json_text", "regular_files", "torch_names"},
     {"frameworks"},
     {"errors", "registry"},
 ]

@@ -18,14 +18,15 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["xp", "data"])
+@pytest.mark.parametrize("name", ["train", "run", "xp", "data"])
 def test_page_is_up_to_date(name):
     assert (DOCS / f"cli-{name}.md").read_text() == generator().page(name), "run python docs/generate_cli.py"
 
 
 def test_every_verb_has_examples_and_json():
     program = typer.main.get_command(app)
-    for name in ("xp", "data"):
+    assert set(generator().GROUPS) == {name for name, one in program.commands.items() if not one.hidden}
+    for name in ("train", "xp", "data"):
         for verb, command in program.commands[name].commands.items():
             assert f"  paceline {name} {verb}" in command.help, verb
             assert any("--json" in param.opts for param in command.params), verb

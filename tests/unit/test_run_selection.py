@@ -193,3 +193,25 @@ def test_whatever_is_asked(text):
 
 def test_lengths_of_time():
     assert [seconds(text) for text in ("90", "1.5m", "2h", "2d", "1w")] == [90, 90, 7200, 172800, 604800]
+
+
+def test_name_that_looks_like_something_else():
+    names = ["a[1]/run_002", "@x/run_001", "a[1]/run_001", "a1/run_001", "x*/run_001"]
+    assert one("a[1]", names=names) == "a[1]/run_002"
+    assert one("a[1]", "1", names=names) == "a[1]/run_001"
+    assert one("a[1]/run_001", names=names) == "a[1]/run_001"
+    assert one("@x", names=names) == "@x/run_001"
+    assert one("x*", names=names) == "x*/run_001"
+
+
+def test_names_are_looked_through_a_few_times_only():
+    class Names(list):
+        num_times = 0
+
+        def __iter__(self):
+            Names.num_times += 1
+            return super().__iter__()
+
+    names = Names(f"exp_{number}/run_{run:03d}" for number in range(100) for run in range(3))
+    assert one("exp_7", "2", names=names) == "exp_7/run_002"
+    assert Names.num_times < 20

@@ -25,14 +25,28 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 def complete_runs(incomplete: str) -> list[str]:
     """For the shell: names of runs, and of their folders."""
+    names = _names()
+    every = dict.fromkeys(["latest", *(name.rpartition("/")[0] or name for name in names), *names])
+    return [name for name in every if name.startswith(incomplete) and name.isprintable()][:200]
+
+
+def complete_words(ctx: Any, incomplete: str) -> list[str]:
+    """The same for NAME RUN: after a name, what its runs are called."""
+    words = ctx.params.get("words") or []
+    if not words:
+        return complete_runs(incomplete)
+    inside = [name.rpartition("/") for name in _names()]
+    runs = dict.fromkeys(["latest", *(run for name, _, run in inside if name == words[0])])
+    return [run for run in runs if len(words) == 1 and run.startswith(incomplete) and run.isprintable()][:200]
+
+
+def _names() -> list[str]:
     try:
         from paceline.runs.index import find_runs
 
-        names = [run.name for run in find_runs()]
+        return [run.name for run in find_runs(tell=lambda text: None)]
     except Exception:  # a shell that is being typed into must not be disturbed
         return []
-    every = dict.fromkeys(["latest", *(name.rpartition("/")[0] or name for name in names), *names])
-    return [name for name in every if name.startswith(incomplete) and name.isprintable()][:200]
 
 
 Words = Annotated[
@@ -40,7 +54,7 @@ Words = Annotated[
     typer.Argument(
         metavar="[NAME] [RUN]",
         show_default=False,
-        autocompletion=complete_runs,
+        autocompletion=complete_words,
         help="The run: a name or its beginning, NAME RUN, NAME/RUN, latest, -2, @tag. Default: the newest.",
     ),
 ]
@@ -82,10 +96,24 @@ def answering(verb: Verb) -> Verb:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _mute()
             raise typer.Exit(OK) from None
+        except OSError as error:  # a disk that is full, a folder of somebody else
+            say(f"It cannot be done: {error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+            raise typer.Exit(USAGE) from None
 
     return answered  # type: ignore[return-value]
+
+
+def _mute() -> None:
+    """What is still in buffers goes nowhere, and so nobody complains at the exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def say(text: str) -> None:
@@ -129,7 +157,7 @@ class Store:
 
         self.root: Path = results_dir()
         self.cache = IndexFile(self.root)
-        self.runs = find_runs(self.root, cache=self.cache)
+        self.runs = find_runs(self.root, cache=self.cache, tell=say)
 
     def tags_of(self, name: str) -> frozenset[str]:
         from paceline.runs.tags import read_tags
@@ -166,10 +194,12 @@ def found_at(path: str) -> Any:
     """The `Found` of a run folder anywhere."""
     from paceline.runs.index import Found
     from paceline.runs.load import load_run
+    from paceline.runs.logdir import results_dir
 
     run = load_run(path)
-    status = run.status
-    return Found(run.name, str(run.path), status.state, status.created, status.started, status.ended)
+    status, root = run.status, results_dir()
+    name = str(run.path.relative_to(root)) if run.path.is_relative_to(root) and run.path != root else run.name
+    return Found(name, str(run.path), status.state, status.created, status.started, status.ended)
 
 
 def confirm(question: str, yes: bool) -> bool:
@@ -179,4 +209,8 @@ def confirm(question: str, yes: bool) -> bool:
     if not sys.stdin.isatty():
         say(f"{question} Nobody is there to answer: say --yes.")
         return False
-    return typer.confirm(question, err=True)
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:  # Ctrl-C, or Ctrl-D
+        print(file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None

@@ -19,6 +19,7 @@ _BAD = (
     *range(0xD800, 0xE000),  # halves of characters, as which bytes of file names come that are not UTF-8
 )
 _COLOURING = re.compile(r"\x1b\[[0-9;]*m")
+_ACTING = re.compile(r"[\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36, "grey": 90, "bold": 1}
 STATE_COLOURS = {
@@ -44,7 +45,7 @@ def clean_lines(text: str) -> list[str]:
 
 def clean_json(text: str) -> str:
     """JSON that stays the same value: what a terminal would act on is escaped."""
-    return re.sub(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 @functools.cache
@@ -59,7 +60,7 @@ def _escape(code: int) -> str:
 
 
 def is_coloured() -> bool:
-    return "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
 
 
 def width() -> int | None:

@@ -7,12 +7,13 @@ import stat
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import ArgumentError
 from paceline.json_text import encode_document, encode_line
+from paceline.regular_files import walk
 from paceline.runs.load import Run
 from paceline.runs.summary import read_series
 
@@ -57,7 +58,7 @@ def _write_tar(run: Run, file: IO[bytes], compression: str) -> int:
     num_left_out = 0
     _check_room(run, file)
     with tarfile.open(fileobj=file, mode=f"w|{compression}") as archive:  # type: ignore[call-overload]
-        for folder, folders, names in os.walk(run.path):  # which follows no link
+        for folder, folders, names in walk(run.path):
             inside = os.path.join(run.name, os.path.relpath(folder, run.path))
             num_left_out += sum(os.path.islink(os.path.join(folder, one)) for one in folders)
             for name in sorted(names):
@@ -69,8 +70,11 @@ def _write_tar(run: Run, file: IO[bytes], compression: str) -> int:
 
 def _check_room(run: Run, file: IO[bytes]) -> None:
     """A file may claim to be larger than any disk."""
-    paths = (os.path.join(folder, name) for folder, _, names in os.walk(run.path) for name in names)
-    size = sum(os.lstat(path).st_size for path in paths)
+    size = 0
+    for folder, _, names in walk(run.path):
+        for name in names:
+            with suppress(FileNotFoundError):  # a run that goes on replaces files
+                size += os.lstat(os.path.join(folder, name)).st_size
     found = os.fstatvfs(file.fileno())
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and size > found.f_bavail * found.f_frsize:
         raise ArgumentError(f"{run.path} has {size:,} bytes, and there is no room for so much. Name another place.")
@@ -80,6 +84,8 @@ def _add(archive: tarfile.TarFile, path: str, name: str) -> bool:
     """Only a regular file, and as large as it is now, even if it grows meanwhile."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:  # a run that goes on has replaced it
+        return True
     except OSError:
         return False
     with open(fd, "rb") as file:

@@ -112,9 +112,10 @@ def find_key(config: Mapping[str, Any], key: str) -> Any:
     return find_key(inner, rest) if rest and isinstance(inner, Mapping) else None
 
 
-def rows_of(runs: Sequence[Found], store: Store) -> list[Row]:
+def rows_of(runs: Sequence[Found], store: Store, is_rough: bool = False) -> list[Row]:
+    """`is_rough` for who asks neither for the least nor the most of a metric: then no file is too large."""
     now = time.time()
-    summaries = summarize(runs, store.cache)
+    summaries = summarize(runs, store.cache, is_rough)
     return [
         Row(run, one, read_tags(run.path), now, None if run.state.is_final else run.run.status.progress)
         for run, one in zip(runs, summaries, strict=True)

@@ -5,7 +5,6 @@ when it was looked at is what is acted upon, whoever changes it meanwhile.
 """
 
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ArgumentError, RunNotFoundError
+from paceline.folder_removal import remove_folder
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_DEPTH = 200
+"""A folder that is deeper counts as one that cannot be read: each level takes a descriptor, and some of the stack."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def remove(root: Path, path: str) -> None:
         try:
             found = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
-                shutil.rmtree(parts[-1], dir_fd=fd)
+                remove_folder(parts[-1], dir_fd=fd)
             else:
                 os.unlink(parts[-1], dir_fd=fd)
         except FileNotFoundError:
@@ -88,7 +90,7 @@ def _opened(root: Path, parts: list[str]) -> Iterator[int]:
         os.close(fd)
 
 
-def _measured(parent: int, name: str, shown: str, depth: int) -> Entry:
+def _measured(parent: int, name: str, shown: str, depth: int, level: int = 0) -> Entry:
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:
@@ -96,12 +98,14 @@ def _measured(parent: int, name: str, shown: str, depth: int) -> Entry:
     if not stat.S_ISDIR(found.st_mode):
         kind = "file" if stat.S_ISREG(found.st_mode) else "link" if stat.S_ISLNK(found.st_mode) else "other"
         return Entry(shown, kind, found.st_size if kind == "file" else 0, int(kind == "file"))
+    if level > _MOST_DEPTH:
+        return Entry(shown, "folder", 0, 0, num_unread=1)
     try:
         fd = os.open(name, _FOLDER, dir_fd=parent)
     except OSError:
         return Entry(shown, "folder", 0, 0, num_unread=1)
     try:
-        entries = [_measured(fd, one, one, depth - 1) for one in os.listdir(fd)]
+        entries = [_measured(fd, one, one, depth - 1, level + 1) for one in os.listdir(fd)]
     except OSError:
         return Entry(shown, "folder", 0, 0, num_unread=1)
     finally:

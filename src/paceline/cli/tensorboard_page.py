@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -14,8 +15,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from paceline.errors import ArgumentError
+from paceline.regular_files import walk
+from paceline.runs.json_lines import JsonLinesReader
 from paceline.runs.load import Run
-from paceline.runs.summary import read_series
+from paceline.runs.summary import collect
 
 _LOOK_S = 2.0
 _START_S = 120.0
@@ -34,9 +37,9 @@ class Page:
     def __enter__(self) -> "Page":
         with self._stack as undo:
             folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="paceline_board_")))
-            self._mirrors = [_show(folder, name, run) for name, run in self._runs.items()]
-            self._mirror()
-            undo.callback(self._close_mirrors)
+            self._shown = [_Shown(_place(folder, name), run) for name, run in self._runs.items()]
+            undo.callback(self._close)
+            self._update()
             former = signal.signal(signal.SIGTERM, _interrupt)
             undo.callback(signal.signal, signal.SIGTERM, former)
             self._process = _start(folder, self._port)
@@ -57,43 +60,63 @@ class Page:
                 self._process.wait(_LOOK_S)
                 return
             except subprocess.TimeoutExpired:
-                self._mirror()
+                self._update()
 
-    def _mirror(self) -> None:
-        for mirror in self._mirrors:
-            if mirror is not None:
-                mirror.update()
+    def _update(self) -> None:
+        for shown in self._shown:
+            shown.update()
 
-    def _close_mirrors(self) -> None:
-        for mirror in self._mirrors:
-            if mirror is not None:
-                mirror.close()
+    def _close(self) -> None:
+        for shown in self._shown:
+            shown.close()
 
 
-def _show(folder: Path, name: str, run: Run) -> "_Mirror | None":
-    """The files that the run has written for TensorBoard, if it has; else what it reports, as such files."""
-    place = folder / re.sub(r"[^\w./-]", "_", name).replace("..", "_").strip("/")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    folders = _event_folders(run.path)
-    if not folders:
-        return _Mirror(place, run)
-    for inside in folders:
-        link = place / os.path.relpath(inside, run.path) if inside != str(run.path) else place / "events"
-        link.mkdir(parents=True, exist_ok=True)
-        for file in os.scandir(inside):
-            if "tfevents" in file.name and file.is_file(follow_symlinks=False):
-                (link / file.name).symlink_to(file.path)
-    return None
+def _place(folder: Path, name: str) -> Path:
+    """Its name in TensorBoard; two runs never have the same."""
+    place = folder / (re.sub(r"[^\w./-]", "_", name).replace("..", "_").strip("/") or "run")
+    while place.exists():
+        place = place.with_name(f"{place.name}_")
+    place.mkdir(parents=True)
+    return place
 
 
-def _event_folders(path: Path) -> list[str]:
-    """Those with plain files for TensorBoard in them; behind no link."""
-    found = []
-    for folder, _, names in os.walk(path):
-        wanted = [os.path.join(folder, name) for name in names if "tfevents" in name]
-        if any(os.path.isfile(one) and not os.path.islink(one) for one in wanted):
-            found.append(folder)
-    return found
+class _Shown:
+    """A run in TensorBoard's folder: links to the files that it has written for TensorBoard, if it has; else what it
+    reports, as such files."""
+
+    def __init__(self, place: Path, run: Run):
+        self._links = _Links(place, run)
+        self._place, self._run = place, run
+        self._mirror: _Mirror | None = None
+
+    def update(self) -> None:
+        if self._links.update():
+            return
+        self._mirror = self._mirror or _Mirror(self._place, self._run)
+        self._mirror.update()
+
+    def close(self) -> None:
+        if self._mirror is not None:
+            self._mirror.close()
+
+
+class _Links:
+    def __init__(self, place: Path, run: Run):
+        self._place, self._path = place, run.path
+        self._linked: set[str] = set()
+
+    def update(self) -> bool:
+        """Whether there is a file; also those that have come since. Plain files alone, and behind no link."""
+        for folder, _, names in walk(self._path):
+            for name in names:
+                file = os.path.join(folder, name)
+                if "tfevents" in name and file not in self._linked and stat.S_ISREG(os.lstat(file).st_mode):
+                    inside = os.path.relpath(folder, self._path)
+                    link = self._place / ("events" if inside == "." else inside) / name
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    link.symlink_to(file)
+                    self._linked.add(file)
+        return bool(self._linked)
 
 
 class _Mirror:
@@ -103,11 +126,12 @@ class _Mirror:
         from tensorboardX import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(place))
-        self._run = run
+        self._lines = JsonLinesReader(str(run.path / "metrics.jsonl"))
         self._told: dict[str, int] = {}
 
     def update(self) -> None:
-        for name, (steps, values) in read_series(self._run.path).items():
+        """Adds what has come since. A step that is made again after a restart is not told twice."""
+        for name, (steps, values) in collect(self._lines.read()).items():
             for step, value in zip(steps, values, strict=True):
                 if step > self._told.get(name, -1):
                     self._writer.add_scalar(name, value, step)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.asking import OK, USAGE, Address, Json, answering, say
+from paceline.cli.quick import QuickCommand
 
 if TYPE_CHECKING:
     from paceline.cli.launching import Launch
@@ -44,7 +45,7 @@ def launch(
     force: Annotated[bool, typer.Option("--force", help="Launch a configuration anew that has been run.")] = False,
     as_json: Json = False,
 ) -> None:
-    from paceline.cli.train import plans_of
+    from paceline.cli.train_run import plans_of
     from paceline.errors import ArgumentError
 
     if follow and sweep:
@@ -132,5 +133,5 @@ def _tell_former(name: str, state: str, plan: "Plan", as_json: bool) -> int:
 
 
 def add_to(group: typer.Typer) -> None:
-    group.command("launch", help=_HELP)(answering(launch))
-    group.command("lauch", hidden=True, help="The same as `train launch`.")(answering(launch))
+    group.command("launch", cls=QuickCommand, help=_HELP)(answering(launch))
+    group.command("lauch", cls=QuickCommand, hidden=True, help="The same as `train launch`.")(answering(launch))

@@ -186,11 +186,12 @@ def _code(a: "Run", b: "Run") -> dict[str, list[Any]]:
 
 
 def _code_of(run: "Run") -> dict[str, Any]:
+    from paceline.regular_files import DOCUMENT_BYTES
     from paceline.runs.durable import read_file
 
     git, function = _pruned(run.environment.get("git")), _pruned(run.request.get("function"))
     git, function = git if isinstance(git, dict) else {}, function if isinstance(function, dict) else {}
-    changes = read_file(run.path / "code.diff") or b""
+    changes = read_file(run.path / "code.diff", DOCUMENT_BYTES) or b""
     return {
         "commit": git.get("commit"),
         "branch": git.get("branch"),

@@ -24,7 +24,7 @@ _RM = """Remove runs, for now.
   paceline xp rm 'sweep/*'
 
 They go to the folder .trash among the results, until `xp gc`; `xp restore` brings them back.
-A run that goes on is not removed: stop it first.
+A run that goes on is not removed: stop it first. Checkpoints that are kept at another place stay there.
 """
 _RESTORE = """Bring removed runs back, or list them.
 
@@ -80,7 +80,7 @@ def tag(
 
 
 def rm(words: Words = None, yes: Yes = False, json: Json = False) -> None:
-    from paceline.errors import ArgumentError, TrainerStateError
+    from paceline.errors import ArgumentError, RunNotFoundError, TrainerStateError
     from paceline.runs.trash import remove
 
     if not words:
@@ -97,12 +97,28 @@ def rm(words: Words = None, yes: Yes = False, json: Json = False) -> None:
         raise typer.Exit(2)
     for run in found:
         try:
-            remove(store.root, run.name)
+            removed = remove(store.root, run.name)
+        except RunNotFoundError:
+            raise
         except OSError as error:
             raise ArgumentError(f"{run.name} cannot be removed: {error}.") from error
         say(f"{run.name} is removed. `paceline xp restore {run.name}` brings it back, until `paceline xp gc`.")
+        _tell_elsewhere(run.name, removed.run_dir)
     if json:
         give_json([run.name for run in found])
+
+
+def _tell_elsewhere(name: str, run_dir: Path) -> None:
+    """Checkpoints that are kept at another place: what a folder names is not touched."""
+    from paceline.errors import PacelineError
+    from paceline.runs.load import Run
+
+    try:
+        place = Run(run_dir).checkpoint_root
+    except PacelineError:
+        return
+    if place != str(run_dir / "checkpoints"):
+        say(f"The checkpoints of {name} are at {place}, and stay there.")
 
 
 def restore(
@@ -165,20 +181,27 @@ def gc(
     from paceline.errors import ArgumentError
     from paceline.runs.conditions import seconds
     from paceline.runs.logdir import results_dir
-    from paceline.runs.trash import empty, removed_runs
+    from paceline.runs.trash import empty, removed_runs, sweep
 
-    last = time.time() - seconds(older_than)
-    chosen = [one for one in removed_runs(results_dir()) if one.time <= last]
-    if chosen and not confirm(f"Delete {len(chosen)} removed runs for good?", yes):
+    root, last = results_dir(), time.time() - seconds(older_than)
+    chosen = [one for one in removed_runs(root) if one.time <= last]
+    if chosen and not confirm(f"Delete {_counted(chosen)} for good?", yes):
         raise typer.Exit(2)
+    deleted = []
     for one in chosen:
+        _tell_elsewhere(one.name, one.run_dir)
         try:
-            empty(one)
+            deleted += [one.name] if empty(one) else []
         except OSError as error:
             raise ArgumentError(f"{one.place} cannot be deleted: {error}.") from error
-    say(f"{len(chosen)} runs are deleted.")
+    sweep(root)
+    say(f"{len(deleted)} runs are deleted." if len(deleted) != 1 else f"{deleted[0]} is deleted.")
     if json:
-        give_json([one.name for one in chosen])
+        give_json(deleted)
+
+
+def _counted(removed: list[Any]) -> str:
+    return f"{len(removed)} removed runs" if len(removed) > 1 else removed[0].name
 
 
 def export(

@@ -67,8 +67,10 @@ def ls(
     if not watch:
         _list(asked, most, sort, metric, quiet, json, address)
         return
+    from paceline.cli.drawing import width
+
     while True:
-        if not json:
+        if width() is not None and not json:  # a terminal, which is cleared; elsewhere lists follow each other
             print("\x1b[H\x1b[2J", end="")
         _list(asked, most, sort, metric, quiet, json, address)
         time.sleep(_WATCH_S)
@@ -92,7 +94,7 @@ def _list(
     if quiet and not sort and not elsewhere:
         give([drawing.clean(run.name) for run in runs])
         return
-    rows = rows_of(runs, store)
+    rows = rows_of(runs, store, is_rough=not json and not (sort or "").lstrip("-").startswith(("min.", "max.")))
     if elsewhere:
         rows = sorted([*rows, *elsewhere], key=lambda row: row.found.created or 0.0, reverse=True)
         rows, num_all = rows if sort else rows[:most], num_all + len(elsewhere)

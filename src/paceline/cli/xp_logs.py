@@ -147,11 +147,13 @@ def _print(rank: int, lines: Iterable[str], is_named: bool, json: bool) -> None:
 
 
 class _Tail:
-    """The lines of one rank's log, from where the last call has left off."""
+    """The lines of one rank's log, from where the last call has left off. Of a log that was replaced or cut short
+    meanwhile, all that is there now."""
 
     def __init__(self, run: "Run", rank: int, num_last: int | None):
         self._path, self._root = run.path / "logs" / f"rank_{rank}.log", run.path
         self._place = 0
+        self._file: tuple[int, int] | None = None
         self._rest = b""
         self._num_last = num_last
 
@@ -179,7 +181,14 @@ class _Tail:
 
     def _read(self, most: int = _BLOCK_BYTES) -> bytes:
         with _opened(self._path, self._root) as fd:
-            data = b"" if fd is None else os.pread(fd, most, self._place)
+            if fd is None:
+                return b""
+            found = os.fstat(fd)
+            is_another = self._file not in (None, (found.st_dev, found.st_ino))
+            if is_another or found.st_size < self._place:
+                self._place = 0
+            self._file = found.st_dev, found.st_ino
+            data = os.pread(fd, most, self._place)
         self._place += len(data)
         return data
 
@@ -198,8 +207,9 @@ class _Tail:
                 data = block + data
                 if len(data) > _LONGEST_LINE_BYTES:
                     break
-        lines = data.splitlines(keepends=True)
-        self._place = end - sum(map(len, lines[-num_last:] if num_last else []))
+        is_ended = data.endswith(b"\n")
+        lines = data.removesuffix(b"\n").split(b"\n")[-num_last:] if num_last and data else []
+        self._place = end - len(b"\n".join(lines)) - (is_ended and bool(lines))
 
 
 @contextmanager

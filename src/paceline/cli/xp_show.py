@@ -26,8 +26,7 @@ _PLOT = """Draw the metrics of runs in the terminal.
   paceline xp plot digits/2 digits/3 -m loss
   paceline xp plot 'digits/*' -m loss --json > curves.json
 """
-_NUM_EVENTS, _NUM_CURVES, _MOST_LINES = 8, 3, 60
-_DULL_EVENTS = ("profile", "checkpoint", "attempt")
+_NUM_CURVES, _MOST_LINES = 3, 60
 
 
 def show(words: Words = None, json: Json = False) -> None:
@@ -51,13 +50,15 @@ def show(words: Words = None, json: Json = False) -> None:
 
 
 def _as_json(run: "Run", row: "Row") -> dict[str, Any]:
+    from paceline.cli.run_events import bottleneck, events_of
+
     return {
         **row.as_json(),
         "reason": run.status.reason,
         "checkpoints": _checkpoints(run),
-        "events": [event for event in _read(run, "events", []) if event.get("kind") != "profile"],
+        "events": [event for event in events_of(run) if event.get("kind") != "profile"],
         "environment": _read(run, "environment", {}),
-        "bottleneck": _bottleneck(run),
+        "bottleneck": bottleneck(run),
     }
 
 
@@ -74,6 +75,7 @@ def _read(run: "Run", name: str, instead: Any) -> Any:
 
 def _lines(run: "Run", row: "Row", most: int, is_on: bool) -> list[str]:
     from paceline.cli.drawing import STATE_COLOURS, clean, number, paint, span
+    from paceline.cli.run_events import bottleneck, event_lines
 
     status, summary = run.status, row.summary
     state = status.state.value
@@ -104,9 +106,9 @@ def _lines(run: "Run", row: "Row", most: int, is_on: bool) -> list[str]:
         lines += _titled("metrics", _shortened(_pairs(pairs)), is_on)
         lines += _curves(run, row, most, is_on)
     lines += _titled("checkpoints", _checkpoint_lines(run), is_on)
-    said = _bottleneck(run)
+    said = bottleneck(run)
     lines += _titled("where the time goes", [clean(line) for line in said.splitlines()] if said else [], is_on)
-    lines += _titled("events", _event_lines(run, most), is_on)
+    lines += _titled("events", event_lines(run, most), is_on)
     return lines + _titled("environment", _pairs(_environment(run)), is_on)
 
 
@@ -120,7 +122,7 @@ def _config(config: Any) -> list[tuple[str, Any]]:
 
 def _shortened(lines: list[str]) -> list[str]:
     rest = len(lines) - _MOST_LINES
-    return lines if rest <= 1 else [*lines[:_MOST_LINES], f"… {rest} more; --json has all"]
+    return lines if rest <= 1 else [*lines[:_MOST_LINES], f"… {rest} more: --json has all of them"]
 
 
 def _titled(title: str, lines: list[str], is_on: bool) -> list[str]:
@@ -187,49 +189,6 @@ def _checkpoint_lines(run: "Run") -> list[str]:
         for one in infos
     ]
     return some if len(some) <= 5 else [*some[:2], f"… {len(some) - 4} more", *some[-2:]]
-
-
-def _event_lines(run: "Run", most: int) -> list[str]:
-    import time
-
-    from paceline.cli.drawing import clean, cut
-
-    events = [event for event in _read(run, "events", []) if event.get("kind") not in _DULL_EVENTS]
-    lines = []
-    for event in events[-_NUM_EVENTS:]:
-        when, kind = event.get("time"), event.get("kind")
-        rest = " ".join(
-            f"{key}={value}" for key, value in event.items() if key not in ("time", "kind") and value is not None
-        )
-        try:
-            clock = time.strftime("%H:%M:%S", time.localtime(float(when)))  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError, OSError):
-            clock = "        "
-        lines.append(cut(clean(f"{clock}  {kind}  {rest}"), max(20, most - 2)))
-    return lines
-
-
-def _bottleneck(run: "Run") -> str | None:
-    """What a profiler has measured, and what that means. None if there was none, or nothing of it makes sense."""
-    from paceline.profiling.verdict import judge
-
-    events = [
-        event for event in _read(run, "events", []) if event.get("kind") == "profile" and event.get("rank") in (0, None)
-    ]
-    sums: dict[str, float] = {}
-    num_steps, times = 0, []
-    for event in events:
-        parts, steps, when = event.get("parts_s"), event.get("steps"), event.get("time")
-        for name, value in parts.items() if isinstance(parts, dict) else ():
-            if isinstance(value, int | float):
-                sums[name] = sums.get(name, 0.0) + value
-        num_steps += steps if type(steps) is int else 0
-        times += [when] if isinstance(when, int | float) else []
-    if not sums:
-        return None
-    elapsed_s = max(times, default=0.0) - min(times, default=0.0) if len(times) > 1 else sum(sums.values())
-    samples = [event for event in events if isinstance(event.get("cpu_percent"), int | float)]
-    return str(judge(sums, num_steps, max(elapsed_s, sum(sums.values())), samples))
 
 
 def _environment(run: "Run") -> list[tuple[str, Any]]:

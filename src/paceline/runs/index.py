@@ -9,6 +9,7 @@ A mark counts only if it is older than two seconds when it is taken, so that not
 the file system's clock. Of runs that have not ended nothing is kept: their status is read and judged anew.
 """
 
+import logging
 import os
 import stat
 import time
@@ -23,10 +24,14 @@ from paceline.runs.load import MAX_SEARCH_DEPTH, Run
 from paceline.runs.logdir import results_dir, run_number
 from paceline.runs.status import RunState, RunStatus, find_driver, judge
 
+logger = logging.getLogger(__name__)
+
 _SETTLED_NS = 2_000_000_000
 _FINAL = {state.value: state for state in RunState if state.is_final}
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OWN_FILES = ("run.json", "status.json")
+_MOST_FOLDERS = 200_000
+"""That are no runs: somebody may have named a folder with the whole disk below it."""
 
 
 class Found(NamedTuple):
@@ -49,13 +54,21 @@ def find_runs(
     *,
     clock: Callable[[], float] = time.time,
     cache: IndexFile | None = None,
+    tell: Callable[[str], None] = logger.warning,
+    most_folders: int = _MOST_FOLDERS,
 ) -> list[Found]:
-    """What `list_runs` finds, newest first, each with its present state. Reading runs nothing and follows no link."""
+    """What `list_runs` finds, newest first, each with its present state. Reading runs nothing and follows no link. If
+    there are more folders than it looks into, it tells so."""
     top = results_dir() if root is None else Path(os.path.expanduser(root)).absolute()
     cache = IndexFile(top) if cache is None else cache
     former = cache.load()
-    search = _Search(str(top), former, clock)
+    search = _Search(str(top), former, clock, most_folders)
     search.look("", str(top), MAX_SEARCH_DEPTH)
+    if search.num_left <= 0:
+        tell(
+            f"{top} has more than {most_folders} folders that are no runs; what is in the others is not listed. Is it "
+            "the results folder? PACELINE_RESULTS names it."
+        )
     cache.save(former, search.present)
     return sorted(search.found, key=lambda run: (run.created or 0.0, os.path.basename(run.path)), reverse=True)
 
@@ -72,7 +85,8 @@ def is_settled(found: os.stat_result, now: float) -> bool:
 class _Search:
     """One walk through the folders below a root, beside what was known before it."""
 
-    def __init__(self, root: str, former: Known, clock: Callable[[], float]):
+    def __init__(self, root: str, former: Known, clock: Callable[[], float], most_folders: int):
+        self.num_left = most_folders
         self.found: list[Found] = []
         self.present = Known()
         self._root = root
@@ -85,7 +99,8 @@ class _Search:
         if names is None:
             self._take(name or os.path.basename(path), path)
             return
-        if depth == 0:
+        self.num_left -= 1
+        if depth == 0 or self.num_left <= 0:
             return
         for one in names:
             below, inside = (f"{name}/{one}" if name else one), f"{path}/{one}"

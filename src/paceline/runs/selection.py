@@ -27,7 +27,7 @@ def select_one(words: Sequence[str], names: Sequence[str], tags_of: Tagged) -> s
     """`names` are paths below the root (`exp/run_001`), newest first. RunNotFoundError if none is meant; ArgumentError,
     with the candidates, if it is not clear which. Without words, it is the newest."""
     found = select(words, names, tags_of)
-    if len(found) > 1 and any(map(_is_glob, words)):
+    if len(found) > 1 and not (words and words[0].startswith("@")):
         raise ArgumentError(f"{_quoted(words)} means {len(found)} runs, and one is expected: {_some(found)}.")
     return found[0]
 
@@ -48,12 +48,14 @@ def select(words: Sequence[str], names: Sequence[str], tags_of: Tagged) -> list[
     word = words[0] if words else _LATEST
     if _is_relative(word):
         return [_back(word, names, "runs")]
+    if word in names:  # before all that its characters could mean
+        return [word]
+    if word in map(_parent, names):
+        return [_newest_of(word, names)]
     if word.startswith("@"):
         return _tagged(word[1:], names, tags_of)
     if _is_glob(word):
         return _globbed(word, names)
-    if word in names:
-        return [word]
     name, _, run = word.rpartition("/")
     if name and _names_like(name, names) and (_is_relative(run) or _runs_like(run, names)):
         return _of_name(name, run, names)
@@ -61,9 +63,10 @@ def select(words: Sequence[str], names: Sequence[str], tags_of: Tagged) -> list[
 
 
 def _of_name(name: str, run: str, names: Sequence[str]) -> list[str]:
-    if _is_glob(name) or _is_glob(run):
+    if (_is_glob(name) and name not in map(_parent, names)) or _is_glob(run):
         return _globbed(f"{name}/{run}", names)
-    runs = [one for one in names if _parent(one) == _one_name(name, names)]
+    meant = _one_name(name, names)
+    runs = [one for one in names if _parent(one) == meant]
     if _is_relative(run):
         return [_back(run, runs, f"runs of {_parent(runs[0])}")]
     found = _runs_like(run, runs)

@@ -2,6 +2,9 @@
 
 A metric is a number that ranks report; of each step, that of the first rank that has it. Of a step that was made again
 after a restart, the last time counts.
+
+Who only wants to see how runs go (`is_rough`) waits for no file of any size: of a large one, lines here and there and
+its end tell the curve and the last values, while the least and the most are those of what was read.
 """
 
 import itertools
@@ -9,19 +12,19 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.errors import RunDamagedError
 from paceline.json_text import decode, encode, pruned
-from paceline.regular_files import UnreadableFileError, open_regular
-from paceline.runs.durable import read_json
+from paceline.runs.durable import read_file
 from paceline.runs.index import Found, is_settled, mark_of
 from paceline.runs.index_file import IndexFile
+from paceline.runs.json_lines import read_lines, sample_lines
 
-_BLOCK_BYTES = 1 << 20
-_LONGEST_LINE_BYTES = 64 << 20
+_MOST_REQUEST_BYTES = 16 << 20
+_LARGE_BYTES = 16 << 20
 _NUM_POINTS = 48
 _MOST_METRICS = 500
 _COUNTERS = ("step", "epoch", "batch", "iteration", "global_step", "cv", "num_", "time")
@@ -63,7 +66,7 @@ Series = tuple[list[int], list[float]]
 """Steps, and the value at each."""
 
 
-def summarize(runs: Sequence[Found], cache: IndexFile | None = None) -> list[Summary]:
+def summarize(runs: Sequence[Found], cache: IndexFile | None = None, is_rough: bool = False) -> list[Summary]:
     """Of each run, in order. Those that have ended are read once, and then kept in the index."""
     kept = cache.load_summaries(run.name for run in runs if run.state.is_final) if cache is not None else {}
     found, new = [], {}
@@ -72,8 +75,9 @@ def summarize(runs: Sequence[Found], cache: IndexFile | None = None) -> list[Sum
         known = kept.get(run.name)
         summary = _from_bytes(known[1]) if known is not None and known[0] == mark else None
         if summary is None:
-            summary = read_summary(run.path)
-            if is_lasting:
+            is_rough_here = is_rough and _is_large(run.path)
+            summary = read_summary(run.path, is_rough_here)
+            if is_lasting and not is_rough_here:
                 new[run.name] = mark, encode(asdict(summary))
         found.append(summary)
     if new and cache is not None:
@@ -81,11 +85,13 @@ def summarize(runs: Sequence[Found], cache: IndexFile | None = None) -> list[Sum
     return found
 
 
-def read_summary(path: str) -> Summary:
+def read_summary(path: str, is_rough: bool = False) -> Summary:
     """Whatever is in the folder: what cannot be read is left out."""
     request = _read_request(path)
+    metrics = os.path.join(path, "metrics.jsonl")
     try:
-        series = dict(itertools.islice(read_series(path).items(), _MOST_METRICS))
+        series = collect(sample_lines(metrics, _NUM_POINTS) if is_rough else read_lines(metrics))
+        series = dict(itertools.islice(series.items(), _MOST_METRICS))
     except RunDamagedError:
         series = {}
     config, workers = request.get("config"), request.get("num_workers")
@@ -136,24 +142,11 @@ def _cut(series: Mapping[str, Series], first: int) -> None:
         del steps[place:], values[place:]
 
 
-def read_lines(path: str) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON lines file of any size, a block at a time. A torn last line is left out."""
+def _is_large(path: str) -> bool:
     try:
-        fd = open_regular(path)
-    except FileNotFoundError:
-        return
-    except UnreadableFileError as error:
-        raise RunDamagedError(f"{path} cannot be read: {error.strerror}.") from error
-    rest = b""
-    with open(fd, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                value = decode(line)
-                if isinstance(value, dict):
-                    yield value
-            if len(rest) > _LONGEST_LINE_BYTES:
-                return
+        return os.lstat(os.path.join(path, "metrics.jsonl")).st_size > _LARGE_BYTES
+    except (OSError, ValueError):
+        return False
 
 
 def spread(values: Sequence[float], num: int = _NUM_POINTS) -> tuple[float, ...]:
@@ -170,8 +163,10 @@ def _curve(values: Sequence[float]) -> Curve:
 
 def _read_request(path: str) -> dict[str, Any]:
     try:
-        request = read_json(os.path.join(path, "run.json")) or {}
+        request = decode(read_file(os.path.join(path, "run.json"), _MOST_REQUEST_BYTES) or b"")
     except RunDamagedError:
+        return {}
+    if not isinstance(request, dict):
         return {}
     wanted = ("config", "num_workers", "function", "checkpoint_strategy")
     return {name: pruned(request[name]) for name in wanted if name in request}

@@ -3,22 +3,25 @@
 .trash/2026-05-01_12-30-00/            one removal
   removed.json                         which run it was, and when
   run                                  its folder
+  deleting                             the same, while it is deleted for good: it cannot be had back any more
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ArgumentError, RunDamagedError, RunNotFoundError
+from paceline.folder_removal import remove_folder
 from paceline.json_text import encode_document
 from paceline.runs.durable import read_json, write_atomic
 from paceline.runs.logdir import run_number
 
 TRASH = ".trash"
-_FOLDER, _ABOUT = "run", "removed.json"
+_FOLDER, _ABOUT, _DELETING = "run", "removed.json", "deleting"
+_LEFT_BEHIND_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,14 @@ class Removed:
     place: Path
     """What holds it in the trash."""
 
+    @property
+    def run_dir(self) -> Path:
+        return self.place / _FOLDER
+
 
 def remove(root: Path, name: str, clock: Callable[[], float] = time.time) -> Removed:
-    """By a rename: it is quick, and whoever has a file of it open goes on. `name` is that of a listing."""
+    """By a rename: it is quick, and whoever has a file of it open goes on. `name` is that of a listing.
+    RunNotFoundError if somebody else was quicker."""
     now = clock()
     trash = _trash(root)
     trash.mkdir(exist_ok=True)
@@ -39,8 +47,10 @@ def remove(root: Path, name: str, clock: Callable[[], float] = time.time) -> Rem
     write_atomic(place / _ABOUT, encode_document({"name": name, "time": now}))
     try:
         os.rename(root / name, place / _FOLDER)
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+    except BaseException as error:
+        remove_folder(place)
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(root / name):
+            raise RunNotFoundError(f"{name} is no longer there.") from None
         raise
     return Removed(name, now, place)
 
@@ -81,13 +91,30 @@ def restore(root: Path, removed: Removed) -> str:
         os.rename(removed.place / _FOLDER, target)
     except FileNotFoundError:
         raise RunNotFoundError(f"{removed.name} is no longer in the trash.") from None
-    shutil.rmtree(removed.place, ignore_errors=True)
+    remove_folder(removed.place)
     return str(target.relative_to(root))
 
 
-def empty(removed: Removed) -> None:
-    """For good. It follows no link."""
-    shutil.rmtree(removed.place)
+def empty(removed: Removed) -> bool:
+    """For good, and behind no link. False if somebody else has deleted it, or brought it back."""
+    try:
+        os.rename(removed.place / _FOLDER, removed.place / _DELETING)  # so that half of it is never brought back
+    except FileNotFoundError:
+        return False
+    remove_folder(removed.place)
+    return True
+
+
+def sweep(root: Path, clock: Callable[[], float] = time.time) -> None:
+    """Deletes what a removal or a deletion has left that was killed. A young one may still go on."""
+    try:
+        places = [path for path in _trash(root).iterdir() if path.is_dir() and not path.is_symlink()]
+    except (OSError, RunDamagedError):
+        return
+    for place in places:
+        with suppress(OSError):
+            if not os.path.lexists(place / _FOLDER) and clock() - place.stat().st_mtime > _LEFT_BEHIND_S:
+                remove_folder(place)
 
 
 def _trash(root: Path) -> Path:
