@@ -133,6 +133,27 @@ def test_launch_is_refused_before_anything_is_sent(digits, words, told):
     assert "Usage" in invoke("train", "lauch", "--help").stdout
 
 
+def test_what_is_being_run_is_not_launched_again(digits, monkeypatch):
+    from paceline.cli import ray_cluster
+    from paceline.cli.train import plans_of
+
+    [(_, plan, _)] = plans_of(None, [], False)
+    about = {"name": "digits", "config": plan.config_hash, "code": plan.code_hash}
+
+    class Cluster:
+        """One that has a job of this configuration."""
+
+        def __init__(self, address):
+            pass
+
+        def jobs(self):
+            return [ray_cluster.Job("paceline_1", "PENDING", "", None, "", about=about)]
+
+    monkeypatch.setattr(ray_cluster, "Cluster", Cluster)
+    told = invoke("train", "launch", code=2).stderr
+    assert "has been launched with this code: digits/paceline_1, PENDING.\n--force" in told
+
+
 def test_data_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PACELINE_STORAGE", str(tmp_path / "storage"))
