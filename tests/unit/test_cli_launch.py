@@ -76,6 +76,14 @@ def test_too_much_names_the_files(project, tmp_path):
         pack(project, tmp_path / "3.zip")
 
 
+def test_file_that_cannot_be_read_is_named(project, tmp_path):
+    (project / "loop.py").symlink_to("loop.py")
+    (project / "gone.py").symlink_to("nothing")
+    assert pack(project, tmp_path / "1.zip", [project / "results"]) == ["data/big.bin", "src/model.py"]
+    with pytest.raises(ConfigError, match=r"cannot be sent to a cluster: .*nowhere"):
+        pack(project, tmp_path / "nowhere/1.zip")
+
+
 def test_folders_go_along_as_whole_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environ = {"PACELINE_RESULTS": "here", "PACELINE_STORAGE": "", "SECRET": "1", "RAY_AUTH_TOKEN": "2"}
