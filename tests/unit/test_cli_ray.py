@@ -1,6 +1,7 @@
 """`paceline xp ray` beside a server that answers, refuses, or is not there."""
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -127,3 +128,14 @@ def test_folders_come_first_where_only_the_variable_names_a_cluster(serve, tmp_p
     listed = call("xp", "ls", "-q")
     assert listed.stdout == "digits/run_001\n"
     assert "no Ray cluster at http://127.0.0.1:1" in listed.stderr
+
+
+def test_no_cluster_is_asked_unless_one_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray.job_submission", None)  # as if it were not installed
+    (tmp_path / "digits/run_001").mkdir(parents=True)
+    (tmp_path / "digits/run_001/status.json").write_text('{"state": "SUCCEEDED"}')
+    assert call("xp", "ls", "-q").stdout == "digits/run_001\n"
+    call("xp", "wait", "digits")
+    assert "needs the package 'ray'" in call("xp", "wait", "digits", "--address", "auto", code=2).stderr
