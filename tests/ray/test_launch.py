@@ -14,6 +14,8 @@ import pytest
 import paceline
 from paceline.experiment.new_project import make_project
 
+pytestmark = pytest.mark.timeout(600)  # a job starts several programs with torch, which takes long on a busy machine
+
 WAITING = """
 import paceline
 
@@ -57,10 +59,6 @@ def test_experiment_is_launched_followed_and_found(launcher):
     assert run.request["engine"] == "ray"
     assert run.config["datasets"]["train"]["batch_size"] == 500
 
-    again = launcher("train", "lauch", *words[2:])
-    assert again.stdout == "digits/run_001\n"
-    assert "has been launched with this code: digits/run_001, SUCCEEDED" in again.stderr
-
     [here] = json.loads(launcher("xp", "ls", "--name", "digits", "--json", *launcher.address).stdout)
     assert (here["job"], here["metrics"]["loss1"]["last"] > 0) == (None, True)
     [there] = json.loads(
@@ -69,20 +67,18 @@ def test_experiment_is_launched_followed_and_found(launcher):
     assert (there["name"], there["state"]) == ("digits/run_001", "SUCCEEDED")
     logs = launcher("xp", "logs", "dig", "1", results="elsewhere", RAY_ADDRESS=launcher.address[1])
     assert re.search(r"^epoch 1/1|^\[rank 0\] epoch 1/1", logs.stdout, re.MULTILINE)
-    assert (
-        "digits/run_001: SUCCEEDED" in launcher("xp", "wait", "digits", *launcher.address, results="elsewhere").stderr
-    )
 
 
 def test_data_job_is_launched_and_stopped(launcher, wait_until):
     told = json.loads(launcher("data", "launch", "--json", *launcher.address, cwd="waits").stdout)
     assert told["run"] == "waits/run_001"
     run = paceline.load_run(told["path"])
-    wait_until(lambda: "waiting" in run.logs.get(0, ""), "its first line")
+    log = run.path / "logs/rank_0.log"
+    wait_until(lambda: log.exists() and "waiting" in log.read_text(), "its first line")
     stopped = launcher("xp", "stop", "waits", *launcher.address, results="elsewhere").stderr
     assert "waits/run_001: has stopped (STOPPED)" in stopped
     assert run.status.state == "STOPPED"
-    assert "leaving" in run.logs[0]
+    assert "leaving" in log.read_text()
 
 
 def test_data_job_that_fails(launcher):
@@ -94,7 +90,7 @@ def test_data_job_that_fails(launcher):
 
 def test_cluster_with_a_token(launcher):
     assert "dashboard" in launcher("xp", "ray", *launcher.address).stdout
-    for wrong in ({"RAY_AUTH_TOKEN": secrets.token_hex(32)}, {"RAY_AUTH_MODE": "disabled"}):
-        for words in (["xp", "ray"], ["data", "launch"]):
-            refused = launcher(*words, *launcher.address, cwd="circles", code=2, **wrong).stderr
-            assert "refuses. It asks for a token: set RAY_AUTH_MODE=token" in refused
+    wrong = launcher("xp", "ray", *launcher.address, code=2, RAY_AUTH_TOKEN=secrets.token_hex(32)).stderr
+    none = launcher("data", "launch", *launcher.address, cwd="circles", code=2, RAY_AUTH_MODE="disabled").stderr
+    for told in (wrong, none):
+        assert "refuses. It asks for a token: set RAY_AUTH_MODE=token" in told

@@ -76,6 +76,14 @@ def test_too_much_names_the_files(project, tmp_path):
         pack(project, tmp_path / "3.zip")
 
 
+def test_file_that_cannot_be_read_is_named(project, tmp_path):
+    (project / "loop.py").symlink_to("loop.py")
+    (project / "gone.py").symlink_to("nothing")
+    assert pack(project, tmp_path / "1.zip", [project / "results"]) == ["data/big.bin", "src/model.py"]
+    with pytest.raises(ConfigError, match=r"cannot be sent to a cluster: .*nowhere"):
+        pack(project, tmp_path / "nowhere/1.zip")
+
+
 def test_folders_go_along_as_whole_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environ = {"PACELINE_RESULTS": "here", "PACELINE_STORAGE": "", "SECRET": "1", "RAY_AUTH_TOKEN": "2"}
@@ -131,6 +139,27 @@ def digits(tmp_path, monkeypatch):
 def test_launch_is_refused_before_anything_is_sent(digits, words, told):
     assert told in invoke("train", "launch", *words, code=2).stderr
     assert "Usage" in invoke("train", "lauch", "--help").stdout
+
+
+def test_what_is_being_run_is_not_launched_again(digits, monkeypatch):
+    from paceline.cli import ray_cluster
+    from paceline.cli.train import plans_of
+
+    [(_, plan, _)] = plans_of(None, [], False)
+    about = {"name": "digits", "config": plan.config_hash, "code": plan.code_hash}
+
+    class Cluster:
+        """One that has a job of this configuration."""
+
+        def __init__(self, address):
+            pass
+
+        def jobs(self):
+            return [ray_cluster.Job("paceline_1", "PENDING", "", None, "", about=about)]
+
+    monkeypatch.setattr(ray_cluster, "Cluster", Cluster)
+    told = invoke("train", "launch", code=2).stderr
+    assert "has been launched with this code: digits/paceline_1, PENDING.\n--force" in told
 
 
 def test_data_job(tmp_path, monkeypatch):

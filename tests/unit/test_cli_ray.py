@@ -1,6 +1,7 @@
 """`paceline xp ray` beside a server that answers, refuses, or is not there."""
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,7 +23,8 @@ JOB = {
 
 @pytest.fixture
 def serve(monkeypatch):
-    """A server that gives the same answer to all, but for the version; its address."""
+    """A server that gives the same answer to all, but for the version, and for one job of a list the first; its
+    address."""
     servers = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -32,7 +34,8 @@ def serve(monkeypatch):
                 import ray
 
                 version = {"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": "s"}
-                body = json.dumps(version if "version" in self.path and code == 200 else answer).encode()
+                told = answer[0] if isinstance(answer, list) and "jobs/paceline_" in self.path else answer
+                body = json.dumps(version if "version" in self.path and code == 200 else told).encode()
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -55,8 +58,21 @@ def serve(monkeypatch):
         thread.join()
 
 
+LAUNCHED = {
+    **JOB,
+    "submission_id": "paceline_1234",
+    "status": "PENDING",
+    "metadata": {"paceline.name": "digits", "paceline.kind": "train"},
+    "end_time": None,
+}
+
+
 def ray(*words, code=0):
-    result = CliRunner().invoke(app, ["xp", "ray", *words])
+    return call("xp", "ray", *words, code=code)
+
+
+def call(*words, code=0):
+    result = CliRunner().invoke(app, [*words])
     assert result.exit_code == code, f"{result.output} {result.exception!r}"
     return result
 
@@ -78,3 +94,48 @@ def test_cluster_that_refuses(serve):
 def test_cluster_that_is_not_there(serve):
     assert "no Ray cluster at http://127.0.0.1:1," in ray("--address", "http://127.0.0.1:1", code=2).stderr
     assert "expected http://HOST:8265" in ray("--address", "ftp://x", code=2).stderr
+
+
+def test_flag_counts_before_the_variable(serve, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    address = serve(200, [])
+    assert ray("--address", address).stdout == f"dashboard  {address}\n"
+    assert "no Ray cluster at http://127.0.0.1:1," in ray(code=2).stderr
+
+
+def test_run_that_only_its_job_knows(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
+    address = serve(200, [LAUNCHED, JOB])
+    [row] = json.loads(call("xp", "ls", "--address", address, "--json").stdout)
+    assert (row["name"], row["state"], row["job"]) == ("digits/paceline_1234", "PENDING", "paceline_1234")
+    assert call("xp", "ls", "--address", address, "-q", "--state", "PENDING").stdout == "digits/paceline_1234\n"
+    for narrow in (["--state", "FAILED"], ["--name", "x*"], ["--since", "1d"], ["--tag", "a"], ["--filter", "steps>1"]):
+        assert call("xp", "ls", "--address", address, "-q", *narrow).stdout == ""
+    waited = call("xp", "wait", "paceline_1234", "--timeout", "0s", "--address", address, code=124)
+    assert waited.stderr == "digits/paceline_1234: PENDING\n"
+    assert "--rank: the folder" in call("xp", "logs", "dig", "--rank", "0", "--address", address, code=2).stderr
+    assert "No run has a name" in call("xp", "logs", "other", "--address", address, code=3).stderr
+
+
+def test_folders_come_first_where_only_the_variable_names_a_cluster(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", serve(200, [LAUNCHED]))
+    (tmp_path / "digits/run_001").mkdir(parents=True)
+    (tmp_path / "digits/run_001/status.json").write_text('{"state": "FAILED"}')
+    assert "digits/run_001" in call("xp", "wait", "digits", code=1).stderr
+    assert "digits/paceline_1234: PENDING" in call("xp", "wait", "digits", "pace", "--timeout", "0s", code=124).stderr
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    listed = call("xp", "ls", "-q")
+    assert listed.stdout == "digits/run_001\n"
+    assert "no Ray cluster at http://127.0.0.1:1" in listed.stderr
+
+
+def test_no_cluster_is_asked_unless_one_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray.job_submission", None)  # as if it were not installed
+    (tmp_path / "digits/run_001").mkdir(parents=True)
+    (tmp_path / "digits/run_001/status.json").write_text('{"state": "SUCCEEDED"}')
+    assert call("xp", "ls", "-q").stdout == "digits/run_001\n"
+    call("xp", "wait", "digits")
+    assert "needs the package 'ray'" in call("xp", "wait", "digits", "--address", "auto", code=2).stderr

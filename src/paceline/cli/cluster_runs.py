@@ -128,8 +128,9 @@ def pick_on_cluster(cluster: Cluster, words: Sequence[str] | None, several: bool
         raise RunNotFoundError(f"No run has been launched to {cluster.url}.")
     by_name = {run.name: run for run in reversed(runs)}  # of one name, the newest
     by_id = {run.job.id: run for run in runs}
-    if len(words or ()) == 1 and words is not None and words[0] in by_id:
-        picked = [by_id[words[0]]]
+    last = words[-1].rpartition("/")[2] if words else ""
+    if last in by_id:  # which is what `launch` prints as long as there is no run
+        picked = [by_id[last]]
     else:
         names = select(list(words or []), [run.name for run in runs], lambda name: frozenset())
         if len(names) > 1 and not several:

@@ -45,14 +45,19 @@ class Launch:
 
 def submit(cluster: Cluster, launches: Sequence[Launch], project: Path, variables: Mapping[str, str]) -> list[str]:
     """The ids of their jobs. All have the same code."""
-    ids = []
+    ids: list[str] = []
     with packed(project, variables) as archive:
         for launch in launches:
             id = f"paceline_{secrets.token_hex(4)}"
             # Without a shell in between, which a signal would reach instead of the run.
             command = f"exec python -m paceline {shlex.join(launch.words)}"
             about = {**launch.about, "name": launch.name}
-            cluster.submit(Submission(id, command, archive, about, {**variables, JOB_VARIABLE: id}))
+            try:
+                cluster.submit(Submission(id, command, archive, about, {**variables, JOB_VARIABLE: id}))
+            except ResourcesError:
+                if ids:
+                    say(f"Launched before that, and going on: {', '.join(ids)}.")
+                raise
             ids.append(id)
     return ids
 
@@ -126,19 +131,22 @@ def tell_started(
     if announced is None and job.is_final and job.state != "SUCCEEDED":
         tell_end(cluster, job, run)
         return FAILED
+    words = shlex.join(run.rsplit("/", 1)) + _where(address)
     if announced is None:
-        why = (
-            "is still PENDING"
-            if job.state == "PENDING"
-            else "has not begun its run yet: is there room for its workers?"
-        )
-        say(f"The job {id} {why}. It goes on; its run gets a number when it begins.")
+        why = "is PENDING still" if job.state == "PENDING" else "has not begun its run yet; maybe it waits for room"
+        say(f"The job {id} {why}. It goes on, and its run gets a number when it begins.\n  paceline xp logs {words}")
     else:
         say(f"{run} is job {id} on {cluster.url}.")
-    where = "" if address is None else f" --address {shlex.quote(address)}"
-    words = shlex.join(run.rsplit("/", 1))
-    say(f"  paceline xp logs {words}{where}\n  paceline xp board {words}\n  paceline xp ray{where}")
+        say(f"  paceline xp logs {words}\n  paceline xp board {shlex.join(run.rsplit('/', 1))}")
+    say(f"  paceline xp ray{_where(address)}")
     return OK
+
+
+def _where(address: str | None) -> str:
+    """How the cluster is named in a command to come, if it has to be."""
+    if address is None and os.environ.get("RAY_ADDRESS"):
+        return ""
+    return f" --address {shlex.quote(address or 'auto')}"
 
 
 def follow(cluster: Cluster, id: str, launch: Launch, address: str | None, as_json: bool) -> int:
@@ -174,8 +182,7 @@ def _named(launch: Launch, id: str, text: str) -> str:
 
 
 def _commands(run: str, address: str | None) -> str:
-    where = "" if address is None else f" --address {shlex.quote(address)}"
-    words = shlex.join(run.rsplit("/", 1)) + where
+    words = shlex.join(run.rsplit("/", 1)) + _where(address)
     return f"`paceline xp logs {words}` follows it again, `paceline xp stop {words}` stops it."
 
 

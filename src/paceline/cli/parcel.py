@@ -28,7 +28,13 @@ def pack(project: Path, target: Path, outside: Iterable[Path] = (), most_bytes: 
     Not in it: what git ignores, hidden files, environments, what `[tool.paceline] exclude` names in pyproject.toml, and
     the folders `outside`.
     """
-    names = files_to_send(project, excluded(project), outside)
+    try:
+        return _pack(project, target, files_to_send(project, excluded(project), outside), most_bytes)
+    except OSError as error:
+        raise ConfigError(f"{project} cannot be sent to a cluster: {error}") from error
+
+
+def _pack(project: Path, target: Path, names: list[str], most_bytes: int) -> list[str]:
     sizes = {name: os.stat(project / name).st_size for name in names}
     if sum(sizes.values()) > _MOST_UNPACKED_BYTES:
         raise ConfigError(_too_much(project, sizes, sum(sizes.values()), most_bytes))

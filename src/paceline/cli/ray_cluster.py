@@ -159,6 +159,8 @@ def _why(where: str, error: Exception) -> str:
     known = f"{type(error).__name__} {text}".lower()
     if any(word in known for word in ("401", "403", "unauthorized", "authenticat", "forbidden")):
         return f"The Ray cluster at {where} refuses. {_TOKEN}"
+    if "multiple active ray instances" in known:
+        return f"Several Ray clusters run on this machine: name one with --address or RAY_ADDRESS. ({text[:200]})"
     hint = "" if where != "auto" else " Name one with --address or RAY_ADDRESS, or start one: ray start --head."
     return f"There is no Ray cluster at {where}, or it does not answer.{hint} ({text[:200]})"
 

@@ -123,11 +123,17 @@ def _former(plan: "Plan", cluster: "Cluster") -> tuple[str, str] | None:
 
 
 def _tell_former(name: str, state: str, plan: "Plan", as_json: bool) -> int:
+    from paceline.cli.drawing import clean
+
     say(f"This configuration ({plan.config_hash}) has been launched with this code: {name}, {state}.")
     say("--force launches it anew.")
     if state != "SUCCEEDED":
         return USAGE
-    print(json.dumps({"run": name, "job": None, "state": state, "path": None, "dashboard": None}) if as_json else name)
+    print(
+        json.dumps({"run": name, "job": None, "state": state, "path": None, "dashboard": None})
+        if as_json
+        else clean(name)
+    )
     sys.stdout.flush()
     return OK
 
