@@ -15,8 +15,11 @@ from paceline.experiment.allowed import allowed_names
 from paceline.experiment.loading import load
 from paceline.experiment.plan import Plan
 from paceline.experiment.schema import schema_of
+from paceline.regular_files import read_regular
 
 DEFAULT_EXPERIMENT = "src.experiment:Experiment"
+_MOST_BYTES = 256 * 1024
+"""Of a configuration: many times as much as any has."""
 
 
 def find_conf(project: Path) -> Path | None:
@@ -65,7 +68,7 @@ def load_plan(experiment: type, conf: str | os.PathLike[str] | None = None, over
     project = project_of(experiment)
     path = find_conf(project) if conf is None else Path(conf)
     try:
-        text = "" if path is None else path.read_text()
+        text = "" if path is None else read_regular(path, _MOST_BYTES, "/").decode()  # wherever a link leads
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     name = "the configuration" if path is None else os.path.relpath(path)

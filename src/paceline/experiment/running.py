@@ -133,11 +133,11 @@ def run_plan(
     return ExperimentRun(folder.path, plan.config_hash, values)
 
 
-def resume_plan(plan: Plan, run_dir: Path) -> None:
-    """Go on with a run of this configuration that has not succeeded."""
+def resume_plan(plan: Plan, run_dir: Path) -> list[Any]:
+    """Go on with a run of this configuration that has not succeeded. Gives what `worker_loop` returned, by rank."""
     cfg = config_of(plan)
     streams = ray_datasets(Work(plan, cfg.seed or 0).build()) if makes_ray_data(plan) else None
-    Trainer.resume(run_dir, dataset=streams)
+    return Trainer.resume(run_dir, dataset=streams)
 
 
 def ray_datasets(experiment: Any) -> dict[str, Any] | None:
