@@ -92,6 +92,48 @@ def test_sweep_is_a_run_for_each_combination(project):
     assert {*listed.stdout.split()} == {"digits/run_001", "digits/run_002"}
 
 
+def test_run_that_failed_is_gone_on_with(project):
+    with (project / "src/experiment.py").open("a") as file:
+        file.write(
+            "\n\nclass Interrupted(Experiment):\n"
+            "    def validate(self, dataloader, epoch):\n"
+            "        if epoch == 1 and Path('broken').exists():\n"
+            "            raise RuntimeError('as asked')\n"
+            "        return super().validate(dataloader, epoch)\n\n\n"
+            "Experiment = Interrupted\n"
+        )
+    text = (project / "src/experiment.py").read_text()
+    (project / "src/experiment.py").write_text(
+        text.replace("import torch\n", "from pathlib import Path\n\nimport torch\n", 1)
+    )
+    (project / "broken").touch()
+    words = ["run", "num_epochs=2", "start_workers=0", "train.batch_size=500"]
+    assert "as asked" in call(*words, code=1)[1]
+    assert "--resume goes on with that run." in call(*words, code=2)[1]
+    (project / "broken").unlink()
+    path = call(*words, "--resume")[0].split()[-1]
+    metrics = paceline.load_run(path).all_metrics
+    assert path.endswith("run_001")
+    assert metrics.query("epoch == 0")["attempt"].unique().tolist() == [0], "what was done is not done again"
+    assert metrics.query("batch.isna()")["epoch"].tolist() == [0, 1]
+    assert "SUCCEEDED" in call(*words, "--resume")[1]
+
+
+def test_batches_are_prepared_once(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_STORAGE", str(tmp_path))
+    words = ["run", "num_epochs=1", "start_workers=0", "cfg.seed=0", "--force"]
+    mapped, told = call(*words, "--prepare-batches")
+    assert told.count(" is prepared (") == 3
+    again, told = call(*words, "--prepare-batches")
+    assert told.count(" is prepared already: ") == 3
+    plain, told = call(*words)
+    assert "prepared" not in told
+    columns = ["epoch", "batch", "loss1", "mae"]
+    frames = [paceline.load_run(one.split()[-1]).metrics[columns] for one in (mapped, again, plain)]
+    assert frames[0].equals(frames[1])
+    assert frames[0].equals(frames[2])
+
+
 def test_other_code_is_another_run(project):
     words = ["run", "num_epochs=1", "start_workers=0", "train.batch_size=500"]
     first, again = call(*words)[0].split()[-1], call(*words)[0].split()[-1]

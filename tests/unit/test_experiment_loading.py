@@ -18,7 +18,8 @@ from paceline.experiment.allowed import allowed_by, allowed_names
 from paceline.experiment.document import entry_of, parse
 from paceline.experiment.loading import _Reader, completed
 from paceline.experiment.overrides import Override, _changed_section, _resolve
-from paceline.experiment.plan import hash_of
+from paceline.experiment.plan import hash_of, targets
+from paceline.experiment.project import load_plan
 
 SCHEMA = schema_of(typed_experiment.Experiment)
 TEXT = fresh(SCHEMA)
@@ -255,6 +256,36 @@ def test_what_is_no_configuration_is_refused_in_words(text, told):
     assert told in "\n".join(problems(text))
 
 
+def test_file_that_is_huge_deep_or_no_text_is_refused_in_words(tmp_path):
+    hostile = {
+        "deep": b"[" * 2_000,
+        "deep_blocks": b"".join(b" " * n + b"a:\n" for n in range(300)),
+        "long": b"a: " + b"x" * 2**20,
+        "many": b"a: [" + b"1," * 200_000 + b"]",
+        "latin": "a: caf\xe9".encode("latin-1"),
+        "utf16": "a: 1".encode("utf-16"),
+        "nul": b"a: \0",
+        "surrogate": b"a: '\xed\xa0\x80'",
+        "escape": TEXT.replace("name: experiment", 'name: "\\ud800"').encode(),
+        "number": TEXT.replace("num_epochs: 10", "num_epochs: 0x" + "f" * 10_000).encode(),
+        "digits": b"a: " + b"9" * 10_000,
+        "time": b"a: 2001-99-99",
+        "base60": b"a: 1:99:99",
+        "merge": b"<<: {a: 1}",
+        "tag": b"a: !!python/name:os.system x",
+        "own_tag": b"!evil {a: 1}",
+        "directive": b"%YAML 9.9\n---\na: 1",
+        "two": b"a: 1\n---\nb: 2",
+    }
+    for name, content in hostile.items():
+        (path := tmp_path / f"{name}.yaml").write_bytes(content)
+        with pytest.raises(ConfigError):
+            load_plan(typed_experiment.Experiment, path)
+    for path in (tmp_path, tmp_path / "nothing.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_plan(typed_experiment.Experiment, path)
+
+
 def test_anchors_do_not_grow_without_end():
     levels = ["a0: &a0 [x]\n", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))]
     [problem] = problems("".join(levels))
@@ -305,6 +336,47 @@ def test_any_value_anywhere_loads_or_is_refused(path, value):
 def test_any_edit_loads_or_is_refused(place, inserted, num_gone):
     with contextlib.suppress(ConfigError):
         load(SCHEMA, TEXT[:place] + inserted + TEXT[place + num_gone :])
+
+
+YAML_VALUES = st.recursive(
+    st.sampled_from(
+        ["1", "-.5", "true", "null", "???", "'a'", "x y", "~", "os.system", "2001-01-01", "&a 1", "*a", "!!int x", "@"]
+    )
+    | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | st.dictionaries(st.sampled_from(["_target_", "_args_", "lr", "net", "<<"]), inner, max_size=3).map(
+            lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs.items()) + "}"
+        )
+    ),
+    max_leaves=6,
+)
+LINES = [number for number, line in enumerate(TEXT.splitlines()) if ": " in line]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(LINES), YAML_VALUES), min_size=1, max_size=3))
+def test_any_values_in_the_places_of_others_load_or_are_refused(changes):
+    lines = TEXT.splitlines()
+    for number, value in changes:
+        lines[number] = f"{lines[number].partition(': ')[0]}: {value}"
+    with contextlib.suppress(ConfigError):
+        plan = load(SCHEMA, "\n".join(lines))
+        assert {*targets([*plan.sections.values()])} <= allowed_by(SCHEMA).bases | {typed_experiment.WideBlock}
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "+", "++", "~"]), PATHS | st.text(max_size=10), st.sampled_from(["", "="]), YAML_VALUES
+        ),
+        max_size=3,
+    )
+)
+def test_any_overrides_load_or_are_refused(overrides):
+    with contextlib.suppress(ConfigError):
+        load(SCHEMA, TEXT, ["".join(words) for words in overrides])
 
 
 def test_hash_is_of_values_not_of_writing():

@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
-from paceline.data.door import RayInWorker
+from paceline.data.door import Door, RayInWorker
+from paceline.data.given import Handout
 from paceline.data.ray_shard import RayShard
+from paceline.experiment.shards import DatasetShard
+from paceline.workers.base import Place
 
 
 class Stream:
@@ -84,3 +88,19 @@ def test_checkpoint_after_a_loop_that_was_left_knows_the_row():
 def test_what_a_worker_cannot_do_with_a_ray_dataset_is_told():
     with pytest.raises(AttributeError, match=r"get_dataset\(\).filter: of a Ray dataset, .* before it is given to run"):
         RayInWorker(None, Stream(), None).filter(len)
+
+
+class Objects(Stream):
+    """What `ray.data.from_torch` gives: rows as the torch dataset has them."""
+
+    def iter_batches(self, *, batch_size, batch_format, prefetch_batches=1):
+        rows = np.empty(10, object)
+        for number in range(10):
+            rows[number] = (torch.tensor(float(number)), number)
+        return iter([{"item": rows[start : start + batch_size]} for start in range(0, 10, batch_size)])
+
+
+def test_rows_of_a_torch_dataset_come_as_they_are():
+    shard = DatasetShard(RayInWorker(Door(Handout({}), Place(), lambda: 0, lambda keeper: None), Objects(), "train"))
+    loader = shard.iter_torch_batches(4, collate_fn=lambda batch: [row[1] for row in batch["item"]], rest="uneven")
+    assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]

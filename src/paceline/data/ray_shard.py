@@ -10,6 +10,7 @@ from typing import Any
 from paceline.data.formats import check_format, from_batch
 from paceline.data.forms import CollatedRows, Form, Formatted
 from paceline.data.position import position_in_batches
+from paceline.data.rows import Rows, Samples
 from paceline.data.seeds import derived_seed
 from paceline.data.shard import LAST
 
@@ -84,7 +85,7 @@ class RayShard:
         try:
             batches = iter(self._stream.iter_batches(**options))
             while (batch := self._next(batches)) is not None:
-                rows = from_batch(batch, "the Ray dataset")
+                rows = _rows_of(batch)
                 if skipped >= len(rows):
                     skipped -= len(rows)
                     continue
@@ -132,6 +133,14 @@ class RayShard:
 
     def __repr__(self) -> str:
         return f"RayShard({self._stream!r}, epoch {self._epoch})"
+
+
+def _rows_of(batch: Mapping[str, Any]) -> Rows:
+    """Columns; or, of `ray.data.from_torch`, the objects that the torch dataset gives, each as it is."""
+    items: Any = batch["item"] if list(batch) == ["item"] else ()
+    if len(items) and (isinstance(items[0], tuple) or type(items[0]).__module__ == "torch"):
+        return Samples(list(items))
+    return from_batch(batch, "the Ray dataset")
 
 
 class RayBatches:

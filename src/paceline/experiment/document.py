@@ -14,6 +14,7 @@ from paceline.errors import ConfigError
 
 _MOST_VALUES = 100_000
 _MOST_DEPTH = 60
+_MOST_BITS = 4096
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
 
@@ -109,6 +110,10 @@ class _Reader:
         value = constructor.construct_object(node)
         if isinstance(value, datetime.date):  # a date is text to us
             value = node.value
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # Python itself would not write it down
+            raise refusal(self._name, [f"{where}: a number of more than {_MOST_BITS} bits"])
+        if isinstance(value, str) and not _is_writable(value):
+            raise refusal(self._name, [f"{where}: {value!r} has half a character, which no file can hold"])
         if isinstance(value, str) and "${" in value:
             raise refusal(self._name, [f"{where}: {value!r} has an interpolation, which is not followed: write it out"])
         return Entry(value, where)
@@ -124,3 +129,11 @@ class _Reader:
             seen.add(key.value)
             entry = self._entry(value, constructor, depth + 1)
             yield key.value, Entry(entry.value, where)
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -145,15 +145,15 @@ def run_plan(
     return ExperimentRun(folder.path, plan.config_hash, values)
 
 
-def resume_plan(plan: Plan, former: Run) -> None:
-    """Go on with a run of this configuration that has not succeeded. Its driver may have been killed before conf.yaml
-    was there."""
+def resume_plan(plan: Plan, former: Run) -> list[Any]:
+    """Go on with a run of this configuration that has not succeeded. Gives what `worker_loop` returned, by rank. Its
+    driver may have been killed before conf.yaml was there."""
     path = former.path / CONF_FILE
     if not path.exists() and not former.is_alive:
         with suppress(OSError):
             write_atomic(path, dump(plan.as_document()).encode())
     streams = ray_datasets(Work(plan, config_of(plan).seed or 0).build()) if makes_ray_data(plan) else None
-    Trainer.resume(former.path, dataset=streams)
+    return Trainer.resume(former.path, dataset=streams)
 
 
 def ray_datasets(experiment: Any) -> dict[str, Any] | None:
