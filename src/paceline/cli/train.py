@@ -49,7 +49,7 @@ _RUN_HELP = """Train the experiment of this folder, as its conf.yaml says.
   paceline train run                                  src/conf.yaml, or conf.yaml
   paceline train run optimizers.adam.lr=1e-3 cfg.num_epochs=3
   paceline train run cfg.start_workers=4 --engine ray
-  paceline train run -m lr=1e-2,1e-3 'batch_size=range(16,65,16)'    a run for each combination
+  paceline train run -m lr=1e-2,1e-3 'train.batch_size=range(16,65,16)'    a run for each combination
 
 A path is a section and what follows, or the end of exactly one path. +path=value adds, ~path goes back to the code.
 A configuration that has been run before with the same code is not run again, unless --force says so; --resume goes on

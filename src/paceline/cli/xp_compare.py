@@ -34,6 +34,10 @@ _AUDIT = """Check that each row came once in every epoch.
 The run has to have recorded it: run(record_ids=True). Exit code: 0 if it is clean, 1 if not.
 """
 
+_NUM_MAIN = 3
+_LABELS = ("config_hash", "code_hash", "overrides")
+"""What a typed experiment adds to its config."""
+
 Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", show_default=False, autocompletion=complete_runs, help="NAME/RUN, @tag, glob …"),
@@ -53,6 +57,7 @@ def compare(
     from paceline.cli import drawing
     from paceline.cli.listing import find_key, rows_of, sorted_rows
     from paceline.cli.xp_show import flat
+    from paceline.runs.summary import is_counter
 
     store = Store()
     rows = rows_of(store.pick_each(runs), store)
@@ -65,8 +70,11 @@ def compare(
     names = dict.fromkeys(name for row in rows for name in row.summary.metrics if not name.startswith("_"))
     metrics = [name for name in names if not metric or name in metric]
     columns = [drawing.Column("run"), drawing.Column("state"), drawing.Column("steps", is_right=True)]
-    columns += [drawing.Column(drawing.clean(key), rank=2) for key in shown]
-    columns += [drawing.Column(drawing.clean(name), rank=1, is_right=True) for name in metrics]
+    # What differs is what was asked: it goes after the metrics that say least, and before those that say most.
+    columns += [drawing.Column(drawing.clean(key), rank=5 if key in _LABELS else 2) for key in shown]
+    mains = [name for name in metrics if not is_counter(name)][:_NUM_MAIN]
+    ranks = {name: 4 if is_counter(name) else 1 if name in mains else 3 for name in metrics}
+    columns += [drawing.Column(drawing.clean(name), rank=ranks[name], is_right=True) for name in metrics]
     cells = [
         [
             drawing.clean(row.found.name),

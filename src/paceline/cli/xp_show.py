@@ -96,7 +96,9 @@ def _lines(run: "Run", row: "Row", most: int, is_on: bool) -> list[str]:
     ]
     lines += _pairs([(name, value) for name, value in facts if value or name == ""])
     if summary.config:
-        lines += _titled("config", _some(_pairs(flat(summary.config))), is_on)
+        # Which class stands where says little beside its arguments, and of typed experiments there are many.
+        pairs = [(key, value) for key, value in flat(summary.config) if not key.endswith("_target_")]
+        lines += _titled("config", _some(_pairs(pairs)), is_on)
     if summary.metrics:
         pairs = [
             (name, f"{number(one.last):<12} least {number(one.least):<12} most {number(one.most)}")

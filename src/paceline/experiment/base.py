@@ -26,6 +26,10 @@ from paceline.prepare import get_device, rng_state, set_rng_state, unwrap_model
 logger = logging.getLogger(__name__)
 
 
+class LoopStopped(BaseException):
+    """Leaves a `worker_loop` that was asked to stop, and has saved. Not an Exception: loops may catch these."""
+
+
 class BaseModule(ABC):
     """An experiment: its parts as attributes, and a `worker_loop` that every worker runs.
 
@@ -141,7 +145,9 @@ class BaseModule(ABC):
     ) -> None:
         """Save models, optimizers, tools, metrics, registered state, random generators and the position in the data, on
         all ranks; at the end of an epoch, or after a batch if `batch_idx` is given. `metrics` are stored with it, and
-        rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line."""
+        rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line.
+
+        A run that was asked to stop (Ctrl-C, `xp stop`, a machine that is taken away) ends here, on all ranks."""
         values = {name: value for name, value in (metrics or {}).items() if keeping.is_holdable(value)}
         scored = {} if self.cfg.best_metric is None else {self.cfg.best_metric: values.get(self.cfg.best_metric)}
         own = {"rng": rng_state(), "measures": states_of(self._measures()), "kept": self._kept()}
@@ -156,6 +162,8 @@ class BaseModule(ABC):
         paceline.save_checkpoint(per_rank=own, **scored, **state)
         if batch_idx is None:
             self.log_epoch(epoch, values)
+        if paceline.should_stop():
+            raise LoopStopped
 
     def restore_checkpoint(self) -> bool:
         """Go on from the checkpoint of the last attempt, or from `cfg.restore_checkpoint_path`; False if there is none.

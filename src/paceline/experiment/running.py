@@ -17,6 +17,7 @@ from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.control.termination import Signals
 from paceline.errors import ConfigError, RunNotFoundError
+from paceline.experiment.base import LoopStopped
 from paceline.experiment.binding import dump
 from paceline.experiment.building import build_experiment
 from paceline.experiment.plan import Plan
@@ -159,7 +160,10 @@ class Work:
         experiment.enter_worker()
         shards = shards_of(experiment.datasets)
         experiment.restore_checkpoint()
-        return experiment.worker_loop(shards)
+        try:
+            return experiment.worker_loop(shards)
+        except LoopStopped:
+            return None
 
     def build(self) -> Any:
         """Data made of random numbers is then the same on all ranks, and so is a model that nobody synchronises."""
