@@ -44,7 +44,7 @@ def measure(effort: Effort, say: Callable[[str], None]) -> list[Row]:
 
 def _measured(folder: Path, num_rounds: int, say: Callable[[str], None]) -> tuple[Figure, Figure, Figure]:
     first, again, plain = [], [], []
-    environ = {"PACELINE_RESULTS": str(folder / "results"), "XDG_CACHE_HOME": str(folder / "cache")}
+    environ = _environ(folder, "results")
     for number in range(num_rounds):
         say(f"round {number + 1} of {num_rounds}")
         shutil.rmtree(folder / "cache", ignore_errors=True)
@@ -56,7 +56,7 @@ def _measured(folder: Path, num_rounds: int, say: Callable[[str], None]) -> tupl
 
 def _measured_starts(folder: Path, num_rounds: int, say: Callable[[str], None]) -> list[Row]:
     say("starts")
-    environ = {"PACELINE_RESULTS": str(folder / "few"), "XDG_CACHE_HOME": str(folder / "cache")}
+    environ = _environ(folder, "few")
     commands = {name: [*PACELINE, *words] for name, words in STARTS.items()} | {f"`xp ls`, {NUM_FEW} runs": LIST}
     samples: dict[str, list[float]] = {name: [] for name in ("python", *commands)}
     for _ in range(num_rounds):
@@ -66,6 +66,19 @@ def _measured_starts(folder: Path, num_rounds: int, say: Callable[[str], None]) 
     return [
         _row(f"{name}, whole program", Figure("paceline", tuple(s)), START_S, python) for name, s in samples.items()
     ]
+
+
+def _environ(folder: Path, results: str) -> dict[str, str]:
+    """With modules that are compiled once, as where it is installed, whatever this program's environment says."""
+    environ = {
+        "PACELINE_RESULTS": str(folder / results),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
+    }
+    for command in (PLAIN, LIST):
+        run_process(command, environ)
+    return environ
 
 
 def _row(what: str, ours: Figure, limit_s: float, plain: Figure) -> Row:

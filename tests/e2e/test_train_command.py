@@ -143,6 +143,40 @@ def test_other_code_is_another_run(project):
     assert call(*words)[0].split()[-1].endswith("run_002")
 
 
+def test_failed_run_is_told_and_can_be_resumed(project):
+    """Of the workers' output nothing is among the answers of --json."""
+    file = project / "src/experiment.py"
+    file.write_text(
+        file.read_text()
+        .replace(
+            "    def train_steps(",
+            "    def on_bad_day(self):\n"
+            "        import os\n\n"
+            '        print("a line of the worker")\n'
+            '        if not os.path.exists("mended"):\n'
+            '            raise ValueError("upside down")\n\n'
+            "    def train_steps(",
+        )
+        .replace("        self.reset_all_metrics_and_losses()\n        for", "        self.on_bad_day()\n        for")
+    )
+    words = ["run", "num_epochs=1", "start_workers=0", "train.batch_size=500", "--json"]
+    shown, told = call(*words, code=1)
+    assert (json.loads(shown)["run"], json.loads(shown)["state"]) == ("digits/run_001", "FAILED")
+    assert "upside down" in told
+    shown, told = call(*words, code=2)
+    assert json.loads(shown)["state"] == "FAILED"
+    assert "has been run with this code: digits/run_001, FAILED.\n--force runs it anew.\n--resume goes on" in told
+    (project / "mended").touch()
+    shown, told = call(*words, "--resume")
+    assert (json.loads(shown)["run"], json.loads(shown)["state"]) == ("digits/run_001", "SUCCEEDED")
+    assert "a line of the worker" in told
+
+
+def test_new_tells_in_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(call("new", "digits", "--json")[0]) == {"name": "digits", "path": str(tmp_path / "digits")}
+
+
 def test_what_cannot_run_is_said_before_anything_starts(project, tmp_path, monkeypatch):
     _, told = call("run", "optimizers.adam.lr=high", "models.dnn.fc._target_=os.system", code=2)
     assert "2 problems" in told

@@ -124,19 +124,30 @@ def test_listing_imports_nothing_heavy(tmp_path, environ):
     assert heavy & {*done.stdout.split()} == set()
 
 
-def test_names_are_completed_by_the_shell(tmp_path, environ):
+def test_names_are_completed_by_bash(tmp_path, environ):
+    """By its own completion, with the script that `--install-completion` installs."""
     from paceline.runs import RunFolder
 
-    RunFolder.create(tmp_path / "results" / "digits").close()
-    typed = {"COMP_WORDS": "paceline xp show dig", "COMP_CWORD": "3"}
-    code = "from paceline.cli.app import app; app(prog_name='paceline')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environ, **typed, "_PACELINE_COMPLETE": "complete_bash"},
-        capture_output=True,
-        text=True,
+    for _ in range(2):
+        RunFolder.create(tmp_path / "results" / "digits").close()
+    program = tmp_path / "bin" / "mlx"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom paceline.cli import main\nmain()\n")
+    program.chmod(0o755)
+    typed = (
+        'source <(_MLX_COMPLETE=source_bash mlx); tab() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1));'
+        ' _mlx_completion mlx; echo "${COMPREPLY[@]}"; };'
+        ' complete -p mlx; tab mlx xp show dig; tab mlx xp logs digits ""; tab mlx xp ta'
     )
-    assert "digits/run_001" in done.stdout.split(), done.stderr
+    path = f"{program.parent}{os.pathsep}{environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", typed], env={**environ, "PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert [sorted(line.split()) for line in done.stdout.splitlines()[1:]] == [
+        ["digits", "digits/run_001", "digits/run_002"],
+        ["latest", "run_001", "run_002"],
+        ["tag"],
+    ], done.stderr
 
 
 def test_board_is_served_on_the_loopback(start, tmp_path):

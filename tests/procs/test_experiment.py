@@ -1,5 +1,7 @@
 """Typed experiments on real workers: what is killed, resumed or resized counts every row once, and ends the same."""
 
+import os
+
 import pytest
 import typed_experiment
 
@@ -53,6 +55,17 @@ def test_killed_run_ends_like_the_undisturbed_one(undisturbed):
     killed = run("killed", *changes, "cfg.die_at=[1, 1]")
     assert killed.values == undisturbed.values
     assert [one["number"] for one in paceline.load_run(killed.path).events if one["kind"] == "attempt"] == [0, 1]
+
+
+def test_stopped_run_ends_with_its_next_checkpoint(undisturbed, monkeypatch):
+    monkeypatch.setenv("DRIVER_PID", str(os.getpid()))
+    changes = ["cfg.seed=1", "cfg.start_workers=2", "models.net.block.dropout=0.1"]
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", *changes, "cfg.interrupt_at=[0, 1]", "cfg.num_epochs=1000")
+    stopped = paceline.load_run("stopped")
+    assert stopped.status.state == "STOPPED"
+    assert 1 <= len(stopped.checkpoints) < 1000
+    assert stopped.metrics.query("rank == 0")["epoch"].max() == len(stopped.checkpoints) - 1
 
 
 def test_run_killed_in_the_middle_of_an_epoch_goes_on_there(undisturbed):

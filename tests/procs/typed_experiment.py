@@ -229,6 +229,8 @@ class ExactConfig(TrainConfig):
     fail_at: tuple[int, int] | None = None
     save_every: int | None = None
     """Batches between checkpoints in the middle of an epoch."""
+    interrupt_at: tuple[int, int] | None = None
+    """Epoch and batch after which the driver gets a Ctrl-C."""
     stops_alone: int | None = None
     """The rank that wants to stop after the first epoch."""
     asks_alone: int | None = None
@@ -268,6 +270,8 @@ class Exact(Experiment):
             paceline.load_checkpoint()  # waits until what was saved is safe
             if paceline.world_rank() == paceline.world_size() - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
+        if self.cfg.interrupt_at == (epoch, batch_idx) and paceline.world_rank() == 0:
+            os.kill(int(os.environ["DRIVER_PID"]), signal.SIGINT)
         if self.cfg.fail_at == (epoch, batch_idx) and session.current().attempt == 0:
             raise RuntimeError("as asked")
 

@@ -1,6 +1,8 @@
 """The pages of command groups are what the program says, and every verb says how it is used."""
 
 import importlib.util
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,41 @@ def generator():
 @pytest.mark.parametrize("name", ["train", "run", "xp", "data"])
 def test_page_is_up_to_date(name):
     assert (DOCS / f"cli-{name}.md").read_text() == generator().page(name), "run python docs/generate_cli.py"
+
+
+def command_lines():
+    """Of all pages and of the help of all commands: what begins with the program's name."""
+    texts = [page.read_text() for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]]
+    fenced = [block for text in texts for block in re.findall(r"```(?:bash|text)\n(.*?)```", text, re.DOTALL)]
+    lines = [line.strip() for block in fenced for line in block.splitlines()]
+    inline = [code for text in texts for code in re.findall(r"`((?:paceline|mlx) [a-z][^`\n]*)`", text)]
+    return sorted({one for one in [*lines, *inline] if re.match(r"(paceline|mlx) [a-z]", one) and "--help" not in one})
+
+
+def is_known(program, line):
+    """Whether the program takes it. Pipes, remarks and what help says beside an example end a line."""
+    line = re.split(r" (?:&&|\||#)", re.sub(r"\$\(.*\)", "x", line))[0]
+    _, *words = shlex.split(re.split(r"   +|  (?=[a-z])", line)[0].replace("…", ""))
+    command, context = program, program.make_context("paceline", [words[0], "--help"], resilient_parsing=True)
+    while words and hasattr(command, "commands"):
+        if words[0] not in command.commands:
+            return False
+        command = command.commands[words.pop(0)]
+    try:
+        given = command.make_context("x", words, parent=context).params.get("words") or [] if words else []
+    except typer._click.exceptions.UsageError:
+        return False
+    return command.name == "run" or not [word for word in given if re.match(r"--|-[a-z]", word)]
+
+
+def test_command_lines_of_the_documentation_exist():
+    program = typer.main.get_command(app)
+    lines = command_lines()
+    assert len(lines) > 100
+    assert not is_known(program, "paceline xp lst")
+    assert not is_known(program, "paceline train bind --chek")
+    assert not is_known(program, "paceline xp show --jsn")
+    assert [line for line in lines if not is_known(program, line)] == []
 
 
 def test_every_verb_has_examples_and_json():

@@ -56,6 +56,7 @@ def compare(
     from paceline.cli import drawing
     from paceline.cli.listing import find_key, rows_of, sorted_rows
     from paceline.cli.xp_show import flat
+    from paceline.runs.summary import is_counter
 
     store = Store()
     rows = rows_of(store.pick_each(runs), store)
@@ -71,7 +72,7 @@ def compare(
     # Where there is no room for all: what somebody looks for first, how well it went and by what they differ.
     wanted: set[str | None] = {*metric} if metric else {row.summary.key_metric for row in rows}
     told = [name for name in metrics if name in wanted]
-    rest = sorted(metrics, key=lambda name: name in ("epoch", "batch", "step"))
+    rest = sorted(metrics, key=is_counter)
     order = [*dict.fromkeys([*told, *(f"config.{key}" for key in shown), *rest])]
     titles = dict(zip(shown, short_endings(shown) if drawing.width() is not None else shown, strict=True))
     columns = [drawing.Column("run"), drawing.Column("state"), drawing.Column("steps", is_right=True)]

@@ -38,6 +38,10 @@ _VALUES = ""
 """Among the tools, by the name that none can have: plain values that their container has itself."""
 
 
+class LoopStopped(BaseException):
+    """Leaves a `worker_loop` that was asked to stop, and has saved. Not an Exception: loops may catch these."""
+
+
 class BaseModule(ABC):
     """An experiment: its parts as attributes, and a `worker_loop` that every worker runs.
 
@@ -160,7 +164,9 @@ class BaseModule(ABC):
     ) -> None:
         """Save models, optimizers, tools, metrics, registered state, random generators and the position in the data, on
         all ranks; at the end of an epoch, or after a batch if `batch_idx` is given. `metrics` are stored with it, and
-        rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line."""
+        rank it if `cfg.best_metric` is among them. At the end of an epoch, rank 0 prints its line.
+
+        A run that was asked to stop (Ctrl-C, `xp stop`, a machine that is taken away) ends here, on all ranks."""
         values = {name: value for name, value in (metrics or {}).items() if keeping.is_holdable(value)}
         scored = self._scored(values, is_inside=batch_idx is not None)
         own = {"rng": rng_state(), "measures": states_of(self._counting()), "kept": self._kept()}
@@ -175,6 +181,8 @@ class BaseModule(ABC):
         paceline.save_checkpoint(per_rank=own, **{**scored, **state})
         if batch_idx is None:
             self.log_epoch(epoch, values)
+        if paceline.should_stop():
+            raise LoopStopped
 
     def _scored(self, values: Mapping[str, Any], is_inside: bool) -> dict[str, Any]:
         """What ranks the checkpoint. In the middle of an epoch there may be no such value yet: then it is the worst."""

@@ -22,6 +22,7 @@ from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.control.termination import Signals
 from paceline.errors import ConfigError, MissingDependencyError, RunDamagedError, RunNotFoundError
+from paceline.experiment.base import LoopStopped
 from paceline.experiment.binding import dump
 from paceline.experiment.building import build_experiment
 from paceline.experiment.plan import Plan, targets
@@ -237,7 +238,10 @@ class Work:
         experiment.enter_worker()
         shards = shards_of(experiment.datasets, dict(self.prepared))
         experiment.restore_checkpoint()
-        return experiment.worker_loop(shards)
+        try:
+            return experiment.worker_loop(shards)
+        except LoopStopped:
+            return None
 
     def build(self) -> Any:
         """Data made of random numbers is then the same on all ranks, and so is a model that nobody synchronises."""

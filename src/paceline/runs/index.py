@@ -70,7 +70,7 @@ def find_runs(
             "the results folder? PACELINE_RESULTS names it."
         )
     cache.save(former, search.present)
-    return sorted(search.found, key=lambda run: (run.created or 0.0, os.path.basename(run.path)), reverse=True)
+    return sorted(search.found, key=lambda run: (run.created or 0.0, run.path.rpartition("/")[2]), reverse=True)
 
 
 def mark_of(found: os.stat_result) -> str:

@@ -4,7 +4,6 @@ It is in the user's cache folder, one file for each root. Whatever is wrong with
 somebody else), reading answers with nothing and writing does nothing: then the folders themselves are read.
 """
 
-import hashlib
 import os
 import re
 import sqlite3
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from zlib import crc32
 
 _APPLICATION_ID = 0x50414345
 _VERSION = 1
@@ -50,8 +50,9 @@ def index_path(root: Path) -> Path:
         cache = os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):  # a user without a home
         cache = os.devnull
-    digest = hashlib.blake2b(os.fsencode(os.path.realpath(root)), digest_size=10).hexdigest()
-    return Path(cache, "paceline", f"runs-{digest}.sqlite")
+    # Not hashlib, whose import takes longer than to read the index. The file says of which root it is.
+    real = os.fsencode(os.path.realpath(root))
+    return Path(cache, "paceline", f"runs-{crc32(real):08x}{crc32(real[::-1]):08x}.sqlite")
 
 
 class IndexFile:
@@ -65,10 +66,10 @@ class IndexFile:
         known = Known()
         with suppress(sqlite3.Error, OSError), closing(self._open()) as db:
             try:
-                for path, mark, names in db.execute("SELECT path, mark, names FROM folders"):
+                for path, mark, names in db.execute("SELECT path, mark, names FROM folders").fetchall():
                     known.folders[path] = mark, None if names is None else _names(names)
-                for path, *ended in db.execute("SELECT path, mark, state, created, started, ended FROM runs"):
-                    known.runs[path] = tuple(ended)  # type: ignore[assignment]
+                rows = db.execute("SELECT path, mark, state, created, started, ended FROM runs").fetchall()
+                known.runs = {row[0]: row[1:] for row in rows}
                 return known
             except (sqlite3.DatabaseError, ValueError) as error:
                 self._forget_if_damaged(error)

@@ -56,10 +56,15 @@ class Summary:
         """The one to show if there is room for one."""
         if self.score in self.metrics:
             return self.score
-        wanted = [name for name in self.metrics if not name.startswith(_COUNTERS)]
+        wanted = [name for name in self.metrics if not is_counter(name)]
         losses = [name for name in wanted if "loss" in name.lower()]
         validated = [name for name in losses if "val" in name.lower()]
         return next(iter([*validated, *losses, *wanted]), None)
+
+
+def is_counter(name: str) -> bool:
+    """Whether a metric says where a run is, not how good."""
+    return name.startswith(_COUNTERS)
 
 
 Series = tuple[list[int], list[float]]
