@@ -193,3 +193,13 @@ def test_whatever_is_asked(text):
 
 def test_lengths_of_time():
     assert [seconds(text) for text in ("90", "1.5m", "2h", "2d", "1w")] == [90, 90, 7200, 172800, 604800]
+
+
+def test_names_that_differ_by_their_dates_mean_the_newest():
+    """As `paceline run train.py` names them, twice."""
+    names = ["train_2026-05-02_08-00-00/run_001", "train_2026-05-01_12-30-00/run_001", "trainee/run_001"]
+    assert select_one(["train_"], names, lambda name: frozenset()) == names[0]
+    assert select_one(["train_2026-05-01"], names, lambda name: frozenset()) == names[1]
+    assert select_one(["train"], names[:2], lambda name: frozenset()) == names[0]
+    with pytest.raises(ArgumentError, match="is the beginning of 3 names"):
+        select_one(["train"], names, lambda name: frozenset())
