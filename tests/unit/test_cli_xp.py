@@ -361,7 +361,9 @@ def test_resume_and_retry(root, tmp_path):
     assert "not yet" in xp("resume", "heals", code=1).stderr
     (tmp_path / "mended").touch()
     assert "heals/run_001: SUCCEEDED" in xp("resume", "heals").stderr
-    assert "nothing left to do" in xp("resume", "heals", code=2).stderr
+    refused = xp("resume", "heals", code=2).stderr
+    assert "nothing left to do" in refused
+    assert "goes on" not in refused
     assert xp_json("retry", "heals", "1")["name"] == "heals/run_002"
     assert load_run(root / "heals" / "run_002").config == {"mended": str(tmp_path / "mended")}
 

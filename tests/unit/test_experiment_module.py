@@ -250,6 +250,12 @@ def test_what_a_tool_loses_is_said_once(caplog):
     ]
 
 
+def test_values_of_validation_have_names_of_their_own():
+    experiment = made()
+    experiment.losses.mse.update(torch.ones(2), torch.zeros(2))
+    assert experiment.save_losses(0, prefix="val_") == {"epoch": 0, "val_mse": 1.0}
+
+
 def test_what_a_checkpoint_can_hold():
     assert is_holdable({"a": [1, (2.0, None)], "b": torch.zeros(1)})
     assert not is_holdable([object()])

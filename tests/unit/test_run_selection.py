@@ -215,3 +215,13 @@ def test_names_are_looked_through_a_few_times_only():
     names = Names(f"exp_{number}/run_{run:03d}" for number in range(100) for run in range(3))
     assert one("exp_7", "2", names=names) == "exp_7/run_002"
     assert Names.num_times < 20
+
+
+def test_names_that_differ_by_their_dates_mean_the_newest():
+    """As `paceline run train.py` names them, twice."""
+    names = ["train_2026-05-02_08-00-00/run_001", "train_2026-05-01_12-30-00/run_001", "trainee/run_001"]
+    assert select_one(["train_"], names, lambda name: frozenset()) == names[0]
+    assert select_one(["train_2026-05-01"], names, lambda name: frozenset()) == names[1]
+    assert select_one(["train"], names[:2], lambda name: frozenset()) == names[0]
+    with pytest.raises(ArgumentError, match="is the beginning of 3 names"):
+        select_one(["train"], names, lambda name: frozenset())

@@ -137,7 +137,8 @@ def resume(words: Words = None, trusted: Trusted = False, json: Json = False) ->
     found = Store().pick(words)
     from paceline.trainer import Trainer
 
-    say(f"{found.name} goes on.")
+    if found.run.status.state != "SUCCEEDED" and not found.run.is_alive:  # else it will be refused
+        say(f"{found.name} goes on.")
     _to_end(found.path, lambda: Trainer.resume(found.path, trusted=trusted), json)
 
 

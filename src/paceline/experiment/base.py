@@ -124,27 +124,37 @@ class BaseModule(ABC):
         for measure in self._measures().values():
             measure.reset()
 
-    def save_metrics(self, epoch: int, batch_idx: int | None = None, report: bool = True) -> dict[str, Any]:
+    def save_metrics(
+        self, epoch: int, batch_idx: int | None = None, report: bool = True, prefix: str = ""
+    ) -> dict[str, Any]:
         """The metrics over all ranks, reported. See `save_metrics_and_losses`."""
-        return self._save(measures_in(self.metrics), epoch, batch_idx, report)
+        return self._save(measures_in(self.metrics), epoch, batch_idx, report, prefix)
 
-    def save_losses(self, epoch: int, batch_idx: int | None = None, report: bool = True) -> dict[str, Any]:
+    def save_losses(
+        self, epoch: int, batch_idx: int | None = None, report: bool = True, prefix: str = ""
+    ) -> dict[str, Any]:
         """The losses over all ranks, reported."""
-        return self._save(measures_in(self.losses), epoch, batch_idx, report)
+        return self._save(measures_in(self.losses), epoch, batch_idx, report, prefix)
 
-    def save_metrics_and_losses(self, epoch: int, batch_idx: int | None = None, report: bool = True) -> dict[str, Any]:
+    def save_metrics_and_losses(
+        self, epoch: int, batch_idx: int | None = None, report: bool = True, prefix: str = ""
+    ) -> dict[str, Any]:
         """All values since the last reset, over all ranks, with `epoch` and `batch`, in one report. Collective.
 
         Of the batches of an epoch each `cfg.log_every`-th is computed and reported; for others nothing is, nobody
         waits, and the result has no values. Without `batch_idx` it is always done; `report=False` gives values only.
+        With `prefix="val_"` their names begin so: a metric of training and of validation are then two curves.
         """
-        return self._save(self._measures(), epoch, batch_idx, report)
+        return self._save(self._measures(), epoch, batch_idx, report, prefix)
 
-    def _save(self, measures: Mapping[str, Any], epoch: int, batch_idx: int | None, report: bool) -> dict[str, Any]:
+    def _save(
+        self, measures: Mapping[str, Any], epoch: int, batch_idx: int | None, report: bool, prefix: str
+    ) -> dict[str, Any]:
         place = {"epoch": epoch, **({} if batch_idx is None else {"batch": batch_idx})}
         if batch_idx is not None and batch_idx % max(self.cfg.log_every, 1):
             return place
-        values = {**place, **computed(measures, self._not_updated)}
+        found = computed(measures, self._not_updated)
+        values = {**place, **{f"{prefix}{name}": value for name, value in found.items()}}
         if report:
             paceline.report(**values)
         return values

@@ -17,6 +17,7 @@ from paceline.errors import ArgumentError, RunNotFoundError
 
 _NUM_TOLD = 8
 _BACK = re.compile(r"-\d+")
+_DATE = re.compile(r"_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?$")
 _LATEST = "latest"
 
 Tagged = Callable[[str], frozenset[str]]
@@ -91,9 +92,9 @@ def _one_name(word: str, names: Sequence[str]) -> str:
     found = _names_like(word, names)
     if not found:
         raise RunNotFoundError(f"No run has a name that begins with {word!r}.{_meant(word, names)}")
-    if len(found) > 1:
+    if len({_DATE.sub("", name) for name in found}) > 1:
         raise ArgumentError(f"{word!r} is the beginning of {len(found)} names: {_some(found)}. Say more of it.")
-    return found[0]
+    return found[0]  # of names that differ by their dates alone, as `paceline run` gives them, the newest
 
 
 def _names_like(word: str, names: Sequence[str]) -> list[str]:
