@@ -48,6 +48,12 @@ def test_model_without_an_optimizer_is_frozen():
     assert all(one.requires_grad for one in experiment.models.net.parameters())
 
 
+def test_none_instead_of_an_optimizer_freezes_a_model_too():
+    models = typed_experiment.Models()
+    models.map_params_to_optimizers = {"net": "sgd", "teacher": None}
+    assert mapping_of(models, ["sgd"]) == {"net": ["sgd"], "teacher": []}
+
+
 def test_one_optimizer_has_a_group_for_each_of_its_models():
     experiment = made(experiment=typed_experiment.Several)
     assert experiment.worker_loop(None) == [[2, 2, 2], [2]]
@@ -60,6 +66,8 @@ def test_one_optimizer_has_a_group_for_each_of_its_models():
     [
         ({"nett": "sgd"}, "names the model 'nett'. Did you mean 'net'"),
         ({"net": "sdg"}, "names the optimizer 'sdg'. Did you mean 'sgd'"),
+        ({"net": 3}, "maps 'net' to 3; expected the name of an optimizer"),
+        ({"net": ["sgd", None]}, "expected the name of an optimizer"),
         (None, "expected a dict"),
     ],
 )

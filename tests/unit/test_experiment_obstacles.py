@@ -13,6 +13,7 @@ from paceline.cli.app import app
 from paceline.errors import ConfigError
 from paceline.experiment import run_experiment, same_runs
 from paceline.experiment.project import read_conf, write_conf
+from paceline.experiment.running import _alone_in
 
 
 def run(name, *overrides, experiment=typed_experiment.Exact):
@@ -113,13 +114,13 @@ def test_same_configuration_begun_by_another_meanwhile_is_not_run_twice(project,
     assert os.listdir(project / "results/experiment") == ["run_001"]
 
 
-def test_lock_of_a_process_that_stands_still_is_not_waited_for_without_end(project, monkeypatch):
+def test_lock_of_a_process_that_stands_still_is_not_waited_for_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.experiment.running._MOST_WAIT_S", 0.0)
-    (project / "results/experiment").mkdir(parents=True)
-    fd = os.open(project / "results/experiment", os.O_RDONLY)
+    fd = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        call("run", *SMALL)
+        with _alone_in(tmp_path):
+            pass
     finally:
         os.close(fd)
 

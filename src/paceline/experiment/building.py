@@ -75,7 +75,7 @@ def mapping_of(models: Any, optimizers: list[str]) -> dict[str, list[str]]:
             f"{type(models).__name__}.map_params_to_optimizers is {given!r}; expected a dict from names of models to "
             'names of optimizers: {"dnn": "adam"}.'
         )
-    mapping = {name: [to] if isinstance(to, str) else list(to) for name, to in given.items()}
+    mapping = {name: _names(name, to) for name, to in given.items()}
     for name, targets in mapping.items():
         if name not in known:
             raise ConfigError(f"map_params_to_optimizers names the model {name!r}.{did_you_mean(name, known)}")
@@ -85,6 +85,17 @@ def mapping_of(models: Any, optimizers: list[str]) -> dict[str, list[str]]:
                     f"map_params_to_optimizers names the optimizer {target!r}.{did_you_mean(target, optimizers)}"
                 )
     return mapping
+
+
+def _names(model: str, given: Any) -> list[str]:
+    """Of optimizers; None is none, and the model is frozen."""
+    names = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(names, list | tuple | set) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"map_params_to_optimizers maps {model!r} to {given!r}; expected the name of an optimizer, a list of them, "
+            "or None for a model that is not trained."
+        )
+    return list(names)
 
 
 def params_of(models: Any, optimizers: list[str]) -> dict[str, Any]:
