@@ -42,7 +42,7 @@ def launcher(cluster, tmp_path_factory):
         env = {**cluster.env, "NO_COLOR": "1", "PACELINE_RESULTS": str(places[results]), **variables}
         env |= {"PACELINE_STORAGE": str(places["storage"]), "XDG_CACHE_HOME": str(folder / "cache")}
         command = [sys.executable, "-m", "paceline", *words]
-        done = subprocess.run(command, cwd=folder / cwd, capture_output=True, text=True, env=env, timeout=170)
+        done = subprocess.run(command, cwd=folder / cwd, capture_output=True, text=True, env=env, timeout=500)
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
         return SimpleNamespace(stdout=done.stdout, stderr=done.stderr)
 
