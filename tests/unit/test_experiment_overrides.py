@@ -106,3 +106,13 @@ def test_sweep_that_is_none_is_refused_in_words(wrong):
 def test_sweep_has_an_end():
     with pytest.raises(ConfigError, match="has 1000000 runs"):
         expand(["a=range(1000)", "b=range(1000)"])
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        load(SCHEMA, TEXT.replace("num_epochs:", "num_epoch:"), ["optimizers.sdg.lr=1", "lr=fast"])
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "override 'optimizers.sdg.lr=1'",
+        "line 6",
+        "override 'lr=fast'",
+    ]

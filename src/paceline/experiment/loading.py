@@ -27,12 +27,15 @@ def load(
 ) -> Plan:
     """Check a configuration against the experiment that it is of. What it leaves out is as in the code. ConfigError
     names every problem, with its line, or the override that it comes from."""
-    document = completed(schema, parse(text, name))
-    document = apply(schema, document, overrides)
+    errors: list[ConfigError] = []
+    document = apply(schema, completed(schema, parse(text, name)), overrides, errors)
     reader = _Reader(allowed_by(schema, allow))
     sections = reader.sections(schema, document)
-    if reader.problems:
-        raise refusal(name, reader.problems)
+    if len(errors) == 1 and not reader.problems:
+        raise errors[0]
+    problems = [*(f"override {error}" for error in errors), *reader.problems]
+    if problems:
+        raise refusal(name, problems)
     return Plan(schema.experiment, sections)
 
 

@@ -47,15 +47,23 @@ def parse_override(text: str) -> Override:
     return Override(match["sign"] or "", match["path"], match["value"], text.strip())
 
 
-def apply(schema: Schema, document: Entry, overrides: Sequence[str]) -> Entry:
-    """The configuration with all overrides, one after the other. The document is complete: see `loading.completed`."""
+def apply(schema: Schema, document: Entry, overrides: Sequence[str], errors: list[ConfigError] | None = None) -> Entry:
+    """The configuration with all overrides, one after the other. The document is complete: see `loading.completed`.
+    With `errors`, one that cannot be applied is left out and noted there, so that others can be told with it."""
     for text in overrides:
-        override = parse_override(text)
-        where = f"override {override.text!r}"
-        value = None if override.value is None else parse_value(override.value, where)
-        section, *keys = _resolve(schema, document, override)
-        document = _changed_section(schema, document, section, keys, override, value)
+        try:
+            document = _applied(schema, document, parse_override(text))
+        except ConfigError as error:
+            if errors is None:
+                raise
+            errors.append(error)
     return document
+
+
+def _applied(schema: Schema, document: Entry, override: Override) -> Entry:
+    value = None if override.value is None else parse_value(override.value, f"override {override.text!r}")
+    section, *keys = _resolve(schema, document, override)
+    return _changed_section(schema, document, section, keys, override, value)
 
 
 def _changed_section(
