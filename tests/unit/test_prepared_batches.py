@@ -503,7 +503,7 @@ def test_use_is_noted(storage):
     assert entries(storage)[0].used > 0
 
 
-def test_file_system_without_locks_keeps_what_was_used_lately(storage):
+def test_lock_of_another_reader_is_seen(storage):
     prepare(Squares())[0].release()
     [found] = entries(storage)
     fd = os.open(storage / found.key / LOCK, os.O_RDONLY)
