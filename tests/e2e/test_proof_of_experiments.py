@@ -81,16 +81,18 @@ def test_experiment_from_its_first_line_to_tensorboard(mlx, tmp_path, wait_until
     metrics = paceline.load_run(run_dir).metrics
     validated = metrics[metrics["batch"].isna() & (metrics["rank"] == 0)]
     assert validated["epoch"].tolist() == [0, 1, 2, 3]
-    assert validated["loss1"].is_monotonic_decreasing
+    assert validated["val_loss1"].is_monotonic_decreasing
     lines = mlx("xp", "logs", "digits", "1", "--rank", "0", "--grep", "epoch 4/4")[0].splitlines()
     assert len(lines) == 1
-    assert "loss1" in mlx("xp", "show", "digits")[0]
+    assert "val_loss1" in mlx("xp", "show", "digits")[0]
 
     board = mlx.start("xp", "board", "digits", "run_001", "--no-browser")
     url = board.stdout.readline().strip()
-    with urllib.request.urlopen(f"{url}data/plugin/scalars/scalars?run=digits/run_001&tag=loss1", timeout=60) as answer:
+    with urllib.request.urlopen(
+        f"{url}data/plugin/scalars/scalars?run=digits/run_001&tag=val_loss1", timeout=60
+    ) as answer:
         points = json.load(answer)
-    assert points[-1][1:] == [row["num_steps"], pytest.approx(row["metrics"]["loss1"]["last"])]
+    assert points[-1][1:] == [row["num_steps"], pytest.approx(row["metrics"]["val_loss1"]["last"])]
     board.send_signal(signal.SIGINT)
     assert board.wait(60) == 130
 

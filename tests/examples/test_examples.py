@@ -143,7 +143,7 @@ def test_trial_of_digits_runs_under_our_launcher(tmp_path):
 
 def test_typed_experiment_is_bound_and_trains_on_two_workers(run):
     shown = run("experiment/main.py", "cfg.num_epochs=3", "start_workers=2", "optimizers.adam.lr=1e-2", "seed=0")
-    losses = [float(loss) for loss in re.findall(r"epoch \d/3 .* loss1 ([\d.]+)", shown)]
+    losses = [float(loss) for loss in re.findall(r"epoch \d/3 .* val_loss1 ([\d.]+)", shown)]
     assert len(losses) == 3
     assert losses[-1] < losses[0] / 2
     trained = paceline.load_run(shown.split()[-2])

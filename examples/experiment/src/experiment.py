@@ -100,7 +100,7 @@ class Experiment(BaseModule):
                 self.train_steps(dataloader=train_loader, epoch=epoch)
             with self.stage("val"):
                 values = self.validate(val_loader, epoch)
-            is_enough = self.tools.early_stoppage(values["loss1"])
+            is_enough = self.tools.early_stoppage(values["val_loss1"])
             self.save_checkpoint(epoch=epoch, metrics=values)  # after all that changes in the epoch, tools among it
             if is_enough:
                 break
@@ -127,4 +127,4 @@ class Experiment(BaseModule):
                 output = self.models.dnn(batch["inputs"])
                 for one in (self.losses.loss1, self.losses.loss2, self.metrics.mae, self.metrics.mbd):
                     one.update(output, batch["label"])
-        return self.save_metrics_and_losses(epoch=epoch)
+        return self.save_metrics_and_losses(epoch=epoch, prefix="val_")

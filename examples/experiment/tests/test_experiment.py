@@ -26,5 +26,5 @@ def test_loss_falls(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
     run = run_experiment(Experiment, overrides=["cfg.num_epochs=2", "cfg.start_workers=0", "cfg.seed=0"])
     metrics = load_run(run.path).metrics
-    losses = metrics[metrics["batch"].isna()]["loss1"].tolist()
+    losses = metrics[metrics["batch"].isna()]["val_loss1"].tolist()
     assert losses[1] < losses[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -30,12 +29,10 @@ from paceline.experiment.measures import (
 )
 from paceline.experiment.shards import Loader, datasets_in
 from paceline.experiment.stages import Stages, epoch_line
+from paceline.experiment.tool_memory import ToolMemory, tools_in
 from paceline.prepare import get_device, rng_state, set_rng_state, unwrap_model
 
 logger = logging.getLogger(__name__)
-
-_VALUES = ""
-"""Among the tools, by the name that none can have: plain values that their container has itself."""
 
 
 class LoopStopped(BaseException):
@@ -73,8 +70,7 @@ class BaseModule(ABC):
             raise ArgumentError(f"{', '.join(sorted(both))}: a loss and a metric have this name; give one another.")
         self._stages = Stages()
         self._registered: list[str] = []
-        self._tools_at_first: dict[str, dict[str, Any]] | None = None
-        self._footprints: dict[str, dict[str, bytes]] = {}
+        self._memory: ToolMemory | None = None
         self._not_updated: set[str] = set()
         self._is_inside_epoch = False
         self._agreement: Agreement | None = None
@@ -165,7 +161,7 @@ class BaseModule(ABC):
     def _counting(self) -> dict[str, Any]:
         """All that counts over the ranks, in tools too: by name, for checkpoints."""
         registered = metrics_among({path: keeping.reach(self, path) for path in self._registered})
-        return {**self._measures(), **measures_of_tools(self._tools()), **registered}
+        return {**self._measures(), **measures_of_tools(tools_in(self.tools)), **registered}
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -251,54 +247,24 @@ class BaseModule(ABC):
                 self._registered.append(path)
 
     def _kept(self) -> dict[str, Any]:
-        first, elsewhere = self._first_states(), self._kept_elsewhere()
-        self._tell_losses(elsewhere)
-        tools = {name: keeping.changes(tool, first.get(name, {}), elsewhere) for name, tool in self._tools().items()}
-        values = keeping.changes(self.tools, first[_VALUES], elsewhere)["attributes"]
         registered = {path: keeping.read_path(self, path) for path in self._registered}
-        return {"tools": {_VALUES: {"attributes": values}, **tools}, "registered": registered}
+        return {"tools": self._remembered().state(self._kept_elsewhere()), "registered": registered}
 
     def _put_back(self, kept: Mapping[str, Any]) -> None:
-        self._first_states()
-        for name, tool in {_VALUES: self.tools, **self._tools()}.items():
-            missing = keeping.put_back(tool, kept["tools"].get(name, {}), self._kept_elsewhere())
-            if missing and paceline.world_rank() == 0:
-                logger.warning(
-                    "tools.%s: the checkpoint has a state of %s, which is not there now: it begins anew.",
-                    name,
-                    ", ".join(missing),
-                )
+        self._remembered().restore(kept["tools"], self._kept_elsewhere())
         for path in self._registered:
             if path in kept["registered"]:
                 keeping.write_path(self, path, kept["registered"][path])
 
+    def _remembered(self) -> ToolMemory:
+        self._memory = self._memory or ToolMemory(self.tools, self._kept_elsewhere())
+        return self._memory
+
     def _kept_elsewhere(self) -> set[int]:
         """Ids of what tools may hold and other parts of the checkpoint have."""
         models = [one for model in models_in(self.models).values() for one in (model, unwrap_model(model))]
-        others = (*self._optimizers().values(), *self._counting().values(), *self._tools().values())
+        others = (*self._optimizers().values(), *self._counting().values(), *tools_in(self.tools).values())
         return {id(one) for one in (*models, *others)}
-
-    def _first_states(self) -> dict[str, dict[str, Any]]:
-        """Of the tools, before anything was trained."""
-        if self._tools_at_first is None:
-            held, elsewhere = {_VALUES: self.tools, **self._tools()}, self._kept_elsewhere()
-            self._tools_at_first = {name: copy.deepcopy(keeping.attributes(tool)) for name, tool in held.items()}
-            self._footprints = {name: keeping.footprints(tool, elsewhere) for name, tool in self._tools().items()}
-        return self._tools_at_first
-
-    def _tell_losses(self, elsewhere: set[int]) -> None:
-        """Once, when tools have been used for the first time."""
-        first, self._footprints = self._footprints, {}
-        for name, prints in first.items():
-            lost = keeping.losses(getattr(self.tools, name, None), prints, elsewhere)
-            if lost and paceline.world_rank() == 0:
-                logger.warning(
-                    "tools.%s: a checkpoint cannot hold %s, so that it begins anew after a restart. Use numbers, text, "
-                    "tensors, lists and dicts; make what has a state in __init__; or give the tool state_dict and "
-                    "load_state_dict.",
-                    name,
-                    ", ".join(lost),
-                )
 
     def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
         if not {"models", "optimizers", "epoch", "batch_idx", "kept"} <= checkpoint.keys():
@@ -343,10 +309,10 @@ class BaseModule(ABC):
             logger.warning("%s: no optimizer is mapped to it, so it is frozen, in eval mode.", names)
         for measure in self._measures().values():
             measure.to(get_device())
-        self._first_states()
+        self._remembered()
         if session.world_size() > 1:
             self._agreement = Agreement()
-            for name, tool in self._tools().items():
+            for name, tool in tools_in(self.tools).items():
                 let_agree(tool, f"tools.{name}", self._agreement)
 
     def _freeze(self) -> list[str]:
@@ -357,7 +323,3 @@ class BaseModule(ABC):
     def _optimizers(self) -> dict[str, Optimizer]:
         held = vars(self.optimizers) if self.optimizers is not None else {}
         return {name: one for name, one in held.items() if isinstance(one, Optimizer)}
-
-    def _tools(self) -> dict[str, Any]:
-        held = vars(self.tools) if self.tools is not None else {}
-        return {name: one for name, one in held.items() if not keeping.is_holdable(one)}
