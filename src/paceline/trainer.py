@@ -164,7 +164,7 @@ class Trainer:
 
         An exception of the function is raised here with its own type and a note with the rank and its traceback.
         """
-        return _run_to_end(partial(self.run_iterator, **_given(locals())))
+        return self._run_to_end(partial(self.run_iterator, **_given(locals())))
 
     @same_arguments_as(run)
     def run_iterator(self, *args: Any, **kwargs: Any) -> RunIterator:
@@ -219,7 +219,7 @@ class Trainer:
             trainer._suit(request.dataset)
             with Signals().watching() as signals:
                 folder = RunFolder.reopen(run.path)
-                return _run_to_end(partial(trainer.drive, request, folder, listeners, signals))
+                return trainer._run_to_end(partial(trainer.drive, request, folder, listeners, signals))
         finally:
             trainer.shutdown()
 
@@ -429,6 +429,20 @@ class Trainer:
         self._iterator = RunIterator(self._controller)
         return self._iterator
 
+    def _run_to_end(self, begin: Callable[[], RunIterator]) -> list[Any]:
+        try:
+            with begin() as iterator:
+                values = iterator.get_final_results(force=True)
+        except KeyboardInterrupt as interrupt:  # no error of ours: its traceback need not lead through our rooms
+            said = interrupt.args
+            try:
+                self._end_former_run()  # it may have come before the block was entered
+            except KeyboardInterrupt as farewell:
+                said = farewell.args
+            raise KeyboardInterrupt(*said) from None
+        assert values is not None
+        return values
+
     @property
     def _saved(self) -> Saved | None:
         """The checkpoints of the latest run that has any, else those to come of the latest run."""
@@ -447,16 +461,6 @@ class Trainer:
 def _given(names: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a method, from its locals() at its first line."""
     return {name: value for name, value in names.items() if name not in ("self", "__class__")}
-
-
-def _run_to_end(begin: Callable[[], RunIterator]) -> list[Any]:
-    try:
-        with begin() as iterator:
-            values = iterator.get_final_results(force=True)
-    except KeyboardInterrupt as interrupt:  # no error of ours: its traceback need not lead through our rooms
-        raise KeyboardInterrupt(*interrupt.args) from None
-    assert values is not None
-    return values
 
 
 def _check_checkpoints(run: Run, request: RunRequest) -> None:

@@ -93,6 +93,7 @@ def test_experiment_from_its_first_line_to_tensorboard(mlx, tmp_path, wait_until
     ) as answer:
         points = json.load(answer)
     assert points[-1][1:] == [row["num_steps"], pytest.approx(row["metrics"]["val_loss1"]["last"])]
+    assert "Ctrl-C ends it" in board.stderr.readline()
     board.send_signal(signal.SIGINT)
     assert board.wait(60) == 130
 

@@ -164,5 +164,6 @@ def test_board_is_served_on_the_loopback(start, tmp_path):
     assert url.startswith("http://127.0.0.1:"), board.stderr.read()
     with urllib.request.urlopen(f"{url}data/runs", timeout=60) as answer:
         assert json.load(answer) == ["digits/run_001"]
+    assert "Ctrl-C ends it" in board.stderr.readline()
     board.send_signal(signal.SIGINT)
     assert board.wait(60) == 130

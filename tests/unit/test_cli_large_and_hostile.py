@@ -87,9 +87,9 @@ def test_more_folders_than_anybody_looks_into(root):
 
 
 def test_long_config_is_not_cut_without_a_word(root):
-    make(root / "long", config={f"key_{number}": number for number in range(60)})
-    assert "… 20 more: --json has all of them" in call("xp", "show", "long").stdout
-    assert len(json.loads(call("xp", "show", "long", "--json").stdout)["config"]) == 60
+    make(root / "long", config={f"key_{number}": number for number in range(90)})
+    assert "… 30 more: --json has all of them" in call("xp", "show", "long").stdout
+    assert len(json.loads(call("xp", "show", "long", "--json").stdout)["config"]) == 90
 
 
 # --- deep ------------------------------------------------------------------------------------------------------------

@@ -228,3 +228,15 @@ def test_echo_of_a_launcher_is_no_second_signal():
         with pytest.raises(KeyboardInterrupt), signals.raising(1):
             os.kill(os.getpid(), signal.SIGINT)
         signals.release()
+
+
+def test_one_that_comes_just_before_the_run_is_entered_ends_it(monkeypatch):
+    def press_here(iterator):
+        raise KeyboardInterrupt
+
+    trainer = trainer_of([[*reports(3), returns("done")]])
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.control.iterator.RunIterator.__enter__", press_here)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run(lambda: None)
+    assert ending_of(trainer)[0] == "STOPPED"
