@@ -142,8 +142,10 @@ def test_launch_is_refused_before_anything_is_sent(digits, words, told):
 
 
 def test_what_is_being_run_is_not_launched_again(digits, monkeypatch):
-    from paceline.cli import ray_cluster
+    from paceline.cli import cluster_runs, ray_cluster
     from paceline.cli.train_run import plans_of
+
+    assert cluster_runs.Cluster is ray_cluster.Cluster  # it is loaded before the other one takes its place
 
     [(_, plan, _)] = plans_of(None, [], False)
     about = {"name": "digits", "config": plan.config_hash, "code": plan.code_hash}
