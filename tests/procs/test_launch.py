@@ -5,6 +5,7 @@ import os
 import re
 import textwrap
 
+import psutil
 import pytest
 
 import paceline
@@ -243,6 +244,7 @@ def test_command_gets_sigterm_when_the_run_is_to_end(monkeypatch):
     with as_worker() as wire:
         wire.stopping = True
         run_as_child(Command(("sleep", "1000")))  # returns, and its end by a signal is no loss
+    assert not [child for child in psutil.Process().children(recursive=True) if child.name() == "sleep"]
 
 
 def test_processes_that_a_script_spawns_find_its_functions(launch):

@@ -543,7 +543,7 @@ def test_values_that_are_nested_without_end(root, words):
     (run_dir / "events.jsonl").write_text(f'{{"kind": {nested}, "time": {nested}, "parts_s": {nested}}}\n')
     (run_dir / "environment.json").write_text(f'{{"python": {nested}, "git": {nested}, "packages": {{"x": {nested}}}}}')
     for options in ([], ["--json"]):
-        xp(*words, *options)
+        assert xp(*words, *options).stdout
 
 
 @pytest.mark.parametrize("value", [2**64 - 1, -(2**63), 1e300, -1e300, 0])

@@ -119,8 +119,10 @@ def test_lock_of_a_process_that_stands_still_is_not_waited_for_without_end(tmp_p
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
+        is_inside = False
         with _alone_in(tmp_path):
-            pass
+            is_inside = True
+        assert is_inside
     finally:
         os.close(fd)
 

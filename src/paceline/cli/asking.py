@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from paceline.cli.quick import QuickCommand
+from paceline.cli.quick import QuickCommand, QuickGroup
 
 OK, FAILED, USAGE, NOT_FOUND, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 124, 130
 
@@ -59,6 +59,10 @@ Words = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Root = Annotated[
+    str | None,
+    typer.Option("--root", envvar="PACELINE_STORAGE", metavar="DIR", show_default=False, help="The storage."),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -72,10 +76,17 @@ Address = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
+def new_group(name: str, help: str) -> typer.Typer:
+    return typer.Typer(name=name, cls=QuickGroup, help=help, no_args_is_help=True, rich_markup_mode=None)
+
+
+def add_command(group: typer.Typer, name: str, help: str, verb: Callable[..., Any], **settings: Any) -> None:
+    group.command(name, cls=QuickCommand, help=help, **settings)(answering(verb))
+
+
 def add_verb(group: typer.Typer, name: str, help: str, verb: Callable[..., Any], **settings: Any) -> None:
-    # `-1` is a run, not an option that nobody knows.
-    context = {"ignore_unknown_options": True}
-    group.command(name, cls=QuickCommand, help=help, context_settings=context, **settings)(answering(verb))
+    """One that takes the words for a run: `-1` is a run, not an option that nobody knows."""
+    add_command(group, name, help, verb, context_settings={"ignore_unknown_options": True}, **settings)
 
 
 def answering(verb: Verb) -> Verb:

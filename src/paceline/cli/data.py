@@ -1,14 +1,12 @@
 """`paceline data`: the storage that runs share."""
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import data_gc, data_jobs
-from paceline.cli.asking import Json, Yes, answering, confirm, give, give_json, say
-from paceline.cli.quick import QuickCommand, QuickGroup
+from paceline.cli.asking import Json, Root, Yes, add_command, confirm, give, give_json, new_group, say
 
 if TYPE_CHECKING:
     from paceline.cli.storage_tree import Entry
@@ -41,10 +39,6 @@ _RM = """Remove a folder or a file from the storage, for good, after a question.
 What is outside of the storage is never touched, whatever the path says: a path through a link is refused, and of a link
 itself only the link goes.
 """
-Root = Annotated[
-    str | None,
-    typer.Option("--root", envvar="PACELINE_STORAGE", metavar="DIR", show_default=False, help="The storage."),
-]
 
 
 def show(
@@ -54,9 +48,9 @@ def show(
     json: Json = False,
 ) -> None:
     from paceline.cli import drawing
-    from paceline.cli.storage_tree import measure
+    from paceline.cli.storage_tree import measure, storage_root
 
-    top = _root(root)
+    top = storage_root(root)
     entry = measure(top, path, depth)
     if json:
         give_json(_as_json(entry))
@@ -94,9 +88,9 @@ def rm(
     json: Json = False,
 ) -> None:
     from paceline.cli.drawing import clean, size_of
-    from paceline.cli.storage_tree import measure, remove
+    from paceline.cli.storage_tree import measure, remove, storage_root
 
-    top = _root(root)
+    top = storage_root(root)
     entry = measure(top, path, 1)
     what = f"{clean(os.path.join(top, path))} ({size_of(entry.num_bytes)}, {entry.num_files} files)"
     if not confirm(f"Remove {what} for good?", yes):
@@ -107,21 +101,10 @@ def rm(
         give_json({"removed": path, "num_bytes": entry.num_bytes, "num_files": entry.num_files})
 
 
-def _root(given: str | None) -> Path:
-    from paceline.errors import ArgumentError
-
-    if not given:
-        raise ArgumentError("Which storage? Name its folder: --root DIR, or PACELINE_STORAGE.")
-    path = Path(given).expanduser().absolute()
-    if not path.is_dir():
-        raise ArgumentError(f"{path} is no folder: expected the root of the storage in --root or PACELINE_STORAGE.")
-    return path
-
-
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(name="data", cls=QuickGroup, help=_HELP, no_args_is_help=True, rich_markup_mode=None)
-    group.command("show", cls=QuickCommand, help=_SHOW)(answering(show))
-    group.command("rm", cls=QuickCommand, help=_RM)(answering(rm))
-    group.command("gc", cls=QuickCommand, help=data_gc.HELP)(answering(data_gc.gc))
+    group = new_group("data", _HELP)
+    add_command(group, "show", _SHOW, show)
+    add_command(group, "rm", _RM, rm)
+    add_command(group, "gc", data_gc.HELP, data_gc.gc)
     data_jobs.add_to(group)
     app.add_typer(group)

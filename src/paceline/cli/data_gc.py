@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.asking import Json, Yes, confirm, give, give_json, say
+from paceline.cli.asking import Json, Root, Yes, confirm, give, give_json, say
 
 HELP = """Clean the cache of batches that `train run --prepare-batches` has prepared.
 
@@ -24,10 +24,7 @@ values that are the defaults here it is also cleaned whenever something was prep
 def gc(
     older_than: Annotated[str, typer.Option(metavar="30d", help="Not used for so long.")] = "30d",
     max_size: Annotated[str, typer.Option(metavar="10G", help="How much may stay: 500M, 10G, 1T.")] = "50G",
-    root: Annotated[
-        str | None,
-        typer.Option("--root", envvar="PACELINE_STORAGE", metavar="DIR", show_default=False, help="The storage."),
-    ] = None,
+    root: Root = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go.")] = False,
     yes: Yes = False,
     json: Json = False,

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.asking import Address, Json, answering, say
-from paceline.cli.quick import QuickCommand
+from paceline.cli.asking import Address, Json, Root, add_command, say
 
 _NEW = """Make a folder with a data job that runs as it is.
 
@@ -43,10 +42,6 @@ _OURS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Args = Annotated[
     list[str] | None, typer.Argument(metavar="[ARGS]...", show_default=False, help="For the script of the job.")
 ]
-Root = Annotated[
-    str | None,
-    typer.Option("--root", envvar="PACELINE_STORAGE", metavar="DIR", show_default=False, help="The storage."),
-]
 
 
 def new(
@@ -62,10 +57,11 @@ def new(
 
 def run(args: Args = None, root: Root = None, json: Json = False) -> None:
     from paceline.cli.announcing import Announcement
+    from paceline.cli.storage_tree import storage_root
     from paceline.launch.data_job import find_job, run_job
 
     job = find_job(Path.cwd())
-    os.environ["PACELINE_STORAGE"] = str(_storage(root, is_here=True))
+    os.environ["PACELINE_STORAGE"] = str(storage_root(root))
     announcement = Announcement()
     code = run_job(job, args or [], [announcement])
     if announcement.path is not None:
@@ -84,11 +80,12 @@ def launch(
 ) -> None:
     from paceline.cli import launching
     from paceline.cli.ray_cluster import Cluster
+    from paceline.cli.storage_tree import storage_root
     from paceline.launch.data_job import find_job
 
     project = Path.cwd()
     job = find_job(project)
-    storage = str(_storage(root, is_here=False))
+    storage = str(storage_root(root, is_here=False))
     cluster = Cluster(address)
     one = launching.Launch(job.name, ["data", "run", "--", *(args or [])], {"kind": "data"})
     variables = {**launching.variables_for_job(project), "PACELINE_STORAGE": storage}
@@ -98,18 +95,7 @@ def launch(
     raise typer.Exit(launching.await_and_tell(cluster, [id], [one], address, json))
 
 
-def _storage(given: str | None, is_here: bool) -> Path:
-    from paceline.errors import ArgumentError
-
-    if not given:
-        raise ArgumentError("Which storage does the job write to? Name its folder: --root DIR, or PACELINE_STORAGE.")
-    path = Path(given).expanduser().absolute()
-    if is_here and not path.is_dir():
-        raise ArgumentError(f"{path} is no folder: expected the root of the storage in --root or PACELINE_STORAGE.")
-    return path
-
-
 def add_to(group: typer.Typer) -> None:
-    group.command("new", cls=QuickCommand, help=_NEW)(answering(new))
-    group.command("run", cls=QuickCommand, help=_RUN, context_settings=_OURS)(answering(run))
-    group.command("launch", cls=QuickCommand, help=_LAUNCH, context_settings=_OURS)(answering(launch))
+    add_command(group, "new", _NEW, new)
+    add_command(group, "run", _RUN, run, context_settings=_OURS)
+    add_command(group, "launch", _LAUNCH, launch, context_settings=_OURS)

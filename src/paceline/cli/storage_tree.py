@@ -19,6 +19,16 @@ _MOST_DEPTH = 200
 """A folder that is deeper counts as one that cannot be read: each level takes a descriptor, and some of the stack."""
 
 
+def storage_root(given: str | None, is_here: bool = True) -> Path:
+    """The folder that --root or PACELINE_STORAGE names; with `is_here`, one that this machine has."""
+    if not given:
+        raise ArgumentError("Which storage? Name its folder: --root DIR, or PACELINE_STORAGE.")
+    path = Path(given).expanduser().absolute()
+    if is_here and not path.is_dir():
+        raise ArgumentError(f"{path} is no folder: expected the root of the storage in --root or PACELINE_STORAGE.")
+    return path
+
+
 @dataclass(frozen=True)
 class Entry:
     name: str

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import train_launch, train_run
-from paceline.cli.asking import FAILED, Json, answering, give, give_json, say
-from paceline.cli.quick import QuickCommand, QuickGroup
+from paceline.cli.asking import FAILED, Json, add_command, give, give_json, new_group, say
 
 _HELP = """Typed experiments: make one, bind its configuration, run it, launch it.
 
@@ -125,10 +124,10 @@ def _bind(schema: Any, path: Path, text: str | None, reset: bool, json: bool) ->
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(name="train", cls=QuickGroup, help=_HELP, no_args_is_help=True, rich_markup_mode=None)
-    group.command("new", cls=QuickCommand, help=_NEW_HELP)(answering(new))
-    group.command("bind", cls=QuickCommand, help=_BIND_HELP)(answering(bind))
-    group.command("run", cls=QuickCommand, help=train_run.HELP)(answering(train_run.run))
+    group = new_group("train", _HELP)
+    add_command(group, "new", _NEW_HELP, new)
+    add_command(group, "bind", _BIND_HELP, bind)
+    add_command(group, "run", train_run.HELP, train_run.run)
     train_launch.add_to(group)
     app.add_typer(group)
-    app.command("new", cls=QuickCommand, hidden=True, help=_NEW_HELP)(answering(new))
+    add_command(app, "new", _NEW_HELP, new, hidden=True)

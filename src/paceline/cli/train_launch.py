@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.asking import OK, USAGE, Address, Json, answering, say
-from paceline.cli.quick import QuickCommand
+from paceline.cli.asking import OK, USAGE, Address, Json, add_command, say
 
 if TYPE_CHECKING:
     from paceline.cli.launching import Launch
@@ -139,5 +138,5 @@ def _tell_former(name: str, state: str, plan: "Plan", as_json: bool) -> int:
 
 
 def add_to(group: typer.Typer) -> None:
-    group.command("launch", cls=QuickCommand, help=_HELP)(answering(launch))
-    group.command("lauch", cls=QuickCommand, hidden=True, help="The same as `train launch`.")(answering(launch))
+    add_command(group, "launch", _HELP, launch)
+    add_command(group, "lauch", "The same as `train launch`.", launch, hidden=True)

@@ -3,7 +3,7 @@
 import typer
 
 from paceline.cli import xp_board, xp_compare, xp_control, xp_keep, xp_list, xp_logs, xp_show
-from paceline.cli.quick import QuickGroup
+from paceline.cli.asking import new_group
 
 _HELP = """Find, read, compare, stop and remove runs.
 
@@ -19,7 +19,7 @@ A run is said as NAME, NAME RUN or NAME/RUN; the beginning of a name is enough. 
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(name="xp", cls=QuickGroup, help=_HELP, no_args_is_help=True, rich_markup_mode=None)
+    group = new_group("xp", _HELP)
     for module in (xp_list, xp_show, xp_logs, xp_compare, xp_control, xp_keep, xp_board):
         module.add_to(group)
     app.add_typer(group)
