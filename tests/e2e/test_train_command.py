@@ -76,6 +76,9 @@ def test_bind_keeps_what_was_edited_and_says_what_is_new(project):
     assert "edited: optimizers.adam.lr: 0.5 (code: 0.003)" in told
     assert conf.read_text() == before.replace("lr: 0.003", "lr: 0.5  # mine")
     call("bind", "--reset")
+    assert conf.read_text() == before, "and the name of its runs stays"
+    conf.write_text("a: [")
+    call("bind", "--reset")
     assert conf.read_text() == before.replace("name: digits", "name: experiment")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runs import RunFolder, load_run
+from paceline.runs import RunFolder, environment, load_run
 from paceline.runs.durable import read_json
 from paceline.runs.repository import describe_repository
 
@@ -145,3 +145,15 @@ def test_a_script_elsewhere_is_recorded_with_its_own_repository(repository: Path
     record = read_json(load_run(tmp_path / "exp").path / "environment.json")
     assert record is not None
     assert record["git"]["root"] == str(repository)
+
+
+def test_a_command_of_ours_is_recorded_with_the_repository_of_the_working_directory(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours may be a repository too, as for who works on Paceline; it is not what was trained."""
+    ours = Path(SOURCES) / "paceline"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(ours / "__main__.py"), raising=False)
+    monkeypatch.chdir(repository)
+    found = environment._find_repository()
+    assert found is not None
+    assert found.root == str(repository)

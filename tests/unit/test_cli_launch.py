@@ -3,24 +3,29 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.announcing import Announcement, find_announced
 from paceline.cli.app import app
-from paceline.cli.launching import variables_for_job
+from paceline.cli.cluster_runs import named
+from paceline.cli.launching import Launch, follow, variables_for_job
 from paceline.cli.line_stream import LineStream
 from paceline.cli.parcel import files_to_send, pack
-from paceline.errors import ConfigError
+from paceline.cli.ray_cluster import Job
+from paceline.errors import ConfigError, ResourcesError
 from paceline.experiment.new_project import make_project, template
 from paceline.launch.data_job import DataJob, find_job
 
 NOBODY = ["--address", "http://127.0.0.1:1"]
+STATES = ("PENDING", "RUNNING", "STOPPED", "FAILED")
 
 
 @pytest.fixture
@@ -53,6 +58,21 @@ def test_what_git_ignores_stays(project):
     assert files_to_send(project) == ["src/model.py"]
     (project / "new.py").write_text("")
     assert files_to_send(project) == ["new.py", "src/model.py"], "what is not added yet is code too"
+
+
+def test_code_of_a_repository_inside_goes_along(project):
+    """A submodule, or a clone that is not even one: git itself names its folder only."""
+    for inner in ("libs/ours", "cloned"):
+        (project / inner).mkdir(parents=True)
+        for name in ("inner.py", "inner.log", ".gitignore"):
+            (project / inner / name).write_text("*.log\n")
+        as_somebody = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        for words in (["init", "--quiet"], ["add", "."], [*as_somebody, "commit", "--quiet", "-m", "inner"]):
+            subprocess.run(["git", "-C", project / inner, *words], check=True)
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True)
+    (project / ".gitignore").write_text("data/\nresults/\n")
+    subprocess.run(["git", "-C", project, "-c", "advice.addEmbeddedRepo=false", "add", "libs/ours"], check=True)
+    assert files_to_send(project) == ["cloned/inner.py", "libs/ours/inner.py", "src/model.py"]
 
 
 def test_same_files_are_the_same_parcel(project, tmp_path):
@@ -160,8 +180,69 @@ def test_what_is_being_run_is_not_launched_again(digits, monkeypatch):
             return [ray_cluster.Job("paceline_1", "PENDING", "", None, "", about=about)]
 
     monkeypatch.setattr(ray_cluster, "Cluster", Cluster)
-    told = invoke("train", "launch", code=2).stderr
-    assert "has been launched with this code: digits/paceline_1, PENDING.\n--force" in told
+    for words in ([], ["--resume"]):
+        told = invoke("train", "launch", *words, code=2).stderr
+        assert "has been launched with this code: digits/paceline_1, PENDING.\n--force" in told
+
+
+def test_job_is_asked_what_was_asked_here(digits, monkeypatch):
+    from paceline.cli import cluster_runs, ray_cluster
+
+    assert cluster_runs.Cluster is ray_cluster.Cluster
+    sent = []
+
+    class Cluster:
+        """One that takes whatever comes, and begins it at once."""
+
+        url = "http://head:8265"
+
+        def __init__(self, address):
+            pass
+
+        def jobs(self):
+            return []
+
+        def submit(self, submission):
+            sent.append((shlex.split(submission.command), zipfile.ZipFile(submission.archive).namelist()))
+
+        def beginnings(self, ids, is_enough, within_s):
+            lines = [f"paceline: This is digits/run_00{n}, in /r/digits/run_00{n}\n" for n, _ in enumerate(ids, 1)]
+            return dict(zip(ids, lines, strict=True))
+
+        def job(self, id):
+            return ray_cluster.Job(id, "RUNNING", "", None, "")
+
+    monkeypatch.setattr(ray_cluster, "Cluster", Cluster)
+    swept = invoke("train", "launch", "-m", "lr=1e-2,1e-3", "--prepare-batches", "--conf", "src/conf.yaml")
+    assert swept.stdout == "digits/run_001\ndigits/run_002\n"
+    for number, (words, names) in enumerate(sent, 1):
+        begin, parent, end = words[:-3], json.loads(words[-3]), words[-2:]
+        asked = "exec python -m paceline train run --engine ray --force --conf src/conf.yaml --prepare-batches --parent"
+        assert (begin, end) == (asked.split(), ["--", f"lr=1e-{number + 1}"])
+        assert (parent["number"], parent["of"]) == (number, 2)
+        assert "src/experiment.py" in names
+    sent.clear()
+    invoke("train", "launch", "--resume")
+    assert sent[0][0][-6:] == ["train", "run", "--engine", "ray", "--resume", "--"]
+
+
+def test_connection_that_ends_before_the_job(capsys):
+    running = SimpleNamespace(is_final=False, state="RUNNING")
+    line = "paceline: This is digits/run_001, in /x\n"
+    cluster = SimpleNamespace(url="http://head", follow=lambda id, tell: tell(line), job=lambda id: running)
+    with pytest.raises(ResourcesError, match=r"ended the connection, and the job is RUNNING.*digits/run_001, may well"):
+        follow(cluster, "paceline_1", Launch("digits", [], {}), "http://head", as_json=False)
+    assert capsys.readouterr().out == line
+
+
+def test_run_that_several_jobs_have_gone_on_with():
+    jobs = [Job(f"paceline_{n}", state, "", None, "", about={"name": "digits"}) for n, state in enumerate(STATES)]
+    texts = {job.id: "paceline: This is digits/run_001, in /r/digits/run_001\n" for job in jobs[1:]}
+    cluster = SimpleNamespace(beginnings=lambda ids, is_enough, within_s: texts)
+    assert [(run.name, run.job.id) for run in named(cluster, jobs)] == [
+        ("digits/paceline_0", "paceline_0"),
+        ("digits/run_001", "paceline_1"),
+    ]
 
 
 def test_data_job(tmp_path, monkeypatch):
@@ -180,6 +261,22 @@ def test_data_job(tmp_path, monkeypatch):
         assert "Which storage" in invoke("data", verb, code=2).stderr
     Path("main.py").unlink()
     assert "names the script 'main.py', which is not there" in invoke("data", "run", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tool = 1", "[tool]\npaceline = 3", "project = 3\n[tool.paceline]\ndata_job = 'main.py'\n", None],
+    ids=["tool", "paceline", "project", "pipe"],
+)
+def test_hostile_project_file_is_refused_in_words(tmp_path, text):
+    (tmp_path / "main.py").touch()
+    file = tmp_path / "pyproject.toml"
+    os.mkfifo(file) if text is None else file.write_text(text)
+    with pytest.raises(ConfigError, match=r"pyproject\.toml"):
+        find_job(tmp_path)
+    if text is None or text.startswith(("tool", "[tool]")):
+        with pytest.raises(ConfigError, match=r"pyproject\.toml"):
+            pack(tmp_path, tmp_path / "project.zip")
 
 
 def test_an_experiment_is_no_data_job(digits):

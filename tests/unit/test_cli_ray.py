@@ -93,6 +93,7 @@ def test_cluster_that_refuses(serve):
 
 def test_cluster_that_is_not_there(serve):
     assert "no Ray cluster at http://127.0.0.1:1," in ray("--address", "http://127.0.0.1:1", code=2).stderr
+    assert "no Ray cluster at http://127.0.0.1:403," in ray("--address", "http://127.0.0.1:403", code=2).stderr
     assert "expected http://HOST:8265" in ray("--address", "ftp://x", code=2).stderr
 
 

@@ -65,6 +65,22 @@ def xp_json(*words, **options):
     return json.loads(xp(*words, "--json", **options).stdout)
 
 
+def test_folder_in_which_no_run_has_begun_is_not_the_latest(root):
+    shutil.copytree(root / "broken/run_001", root / "digits/run_003", ignore=lambda *_: ["status.json"])
+    shutil.copytree(root / "digits/run_003", root / "digits/run_004")
+    os.mkfifo(root / "digits/run_004/status.json")
+    (root / "digits/run_005").mkdir()
+    assert [
+        xp_json("show", *words)["name"] for words in (["latest"], ["digits"], ["digits", "-3"], ["digits", "5"])
+    ] == [
+        "broken/run_001",
+        "digits/run_002",
+        "digits/run_005",
+        "digits/run_005",
+    ]
+    assert len(xp_json("ls")) == 6
+
+
 # --- ls, best, compare -----------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,11 @@ def test_edits_and_comments_stay():
     assert "+      mode: a" in diff(SCHEMA, edited).splitlines()
 
 
+def test_true_in_the_place_of_one_is_an_edit():
+    edited = TEXT.replace("log_every: 1\n", "log_every: true\n")
+    assert bind(SCHEMA, edited).edited == ("cfg.log_every: true (code: 1)",)
+
+
 def test_formatting_of_a_file_that_is_current_stays():
     wide = TEXT.replace("      sizes:\n      - 1\n      - 2.0\n", "      sizes: [1,   2.0]\n")
     assert bind(SCHEMA, wide).text == wide

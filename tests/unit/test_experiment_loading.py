@@ -250,6 +250,7 @@ def test_project_without_a_word_allows_nothing(tmp_path):
             "there is no section",
         ),
         ("a: &x [*x]", "deeper than"),
+        ("[" * 70 + "}", "deeper than"),  # and what follows is not looked at
     ],
 )
 def test_what_is_no_configuration_is_refused_in_words(text, told):

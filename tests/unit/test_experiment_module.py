@@ -48,6 +48,13 @@ def test_model_without_an_optimizer_is_frozen():
     assert all(one.requires_grad for one in experiment.models.net.parameters())
 
 
+def test_optimizer_that_goes_its_own_way_on_each_rank_is_told(caplog):
+    experiment = made()
+    experiment.optimizers.exact = torch.optim.LBFGS(experiment.models.net.parameters())
+    experiment._warn_of_own_ways()
+    assert [record.getMessage()[:33] for record in caplog.records] == ["optimizers.exact is an LBFGS, whi"]
+
+
 def test_none_instead_of_an_optimizer_freezes_a_model_too():
     models = typed_experiment.Models()
     models.map_params_to_optimizers = {"net": "sgd", "teacher": None}

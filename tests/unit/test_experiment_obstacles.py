@@ -1,8 +1,11 @@
 """What stands in the way of `paceline train`: damaged runs, full disks, others who do the same at the same time."""
 
 import fcntl
+import json
 import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 import typed_experiment
@@ -11,9 +14,9 @@ from typer.testing import CliRunner
 import paceline
 from paceline.cli.app import app
 from paceline.errors import ConfigError
-from paceline.experiment import run_experiment, same_runs
+from paceline.experiment import run_experiment, running, same_runs
 from paceline.experiment.project import read_conf, write_conf
-from paceline.experiment.running import _alone_in
+from paceline.experiment.run_folders import alone_in
 
 
 def run(name, *overrides, experiment=typed_experiment.Exact):
@@ -81,12 +84,42 @@ def test_what_fails_in_the_run_is_no_refusal(project):
     assert "cfg.best_metric is 'msee'" in told
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_run_that_is_stopped_is_told_like_any_other(project, monkeypatch, number, code):
+    kill = os.kill
+    monkeypatch.setenv("DRIVER_PID", str(os.getpid()))
+    monkeypatch.setattr(os, "kill", lambda pid, one: kill(pid, number if one == signal.SIGINT else one))
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray Tune leaves one of its own in a process
+    try:
+        words = ["cfg.start_workers=0", "cfg.num_epochs=1000", "cfg.interrupt_at=[0, 1]", "--json"]
+        shown, _ = call("run", *words, code=code)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert json.loads(shown)["state"] == "STOPPED"
+
+
 def test_run_that_cannot_be_resumed_is_refused_without_a_traceback(project):
     call("run", *SMALL, "cfg.fail_at=[0, 0]", code=1)
     (project / "results/experiment/run_001/call.pkl").unlink()
     _, told = call("run", *SMALL, "cfg.fail_at=[0, 0]", "--resume", code=2)
     assert "does not hold the call" in told
     assert "Traceback" not in told
+
+
+def test_folders_in_front_do_not_hide_the_run_to_resume(project):
+    call("run", *SMALL, "cfg.fail_at=[0, 2]", code=1)
+    results, names = project / "results/experiment", ["run.json", "status.json", "call.pkl"]
+    for number in (1, 2, 3):
+        other = results / f"run_00{number + 1}"
+        other.mkdir()
+        for name in names[:number]:
+            data = (results / "run_001" / name).read_bytes()
+            (other / name).write_bytes(data[:-1] + b"?" if name == "call.pkl" else data)
+    words = ["run", *SMALL, "cfg.fail_at=[0, 2]", "--resume"]
+    assert "goes on there: leave out --engine ray" in call(*words, "--engine", "ray", code=2)[1]
+    assert "choose one" in call(*words, "--force", code=2)[1]
+    assert "paceline: This is experiment/run_001, in /" in call(*words)[1]
+    assert paceline.load_run(results / "run_001").status.state == "SUCCEEDED"
 
 
 def test_resumed_run_gets_the_configuration_that_a_kill_kept_from_it(project):
@@ -96,6 +129,21 @@ def test_resumed_run_gets_the_configuration_that_a_kill_kept_from_it(project):
     conf.unlink()
     call("run", *SMALL, "cfg.fail_at=[0, 0]", "--resume")
     assert conf.read_text() == before
+
+
+def test_datasets_that_are_made_again_have_the_random_numbers_of_the_run(project, monkeypatch):
+    """Those of Ray are not in the folder."""
+    drawn = []
+    monkeypatch.setattr(running, "ray_datasets", lambda experiment: drawn.append(first_weights(experiment)))
+    call("run", *SMALL, "cfg.fail_at=[0, 0]", code=1)
+    monkeypatch.setattr(running, "makes_ray_data", lambda plan: True)
+    call("run", *SMALL, "cfg.fail_at=[0, 0]", "--resume")
+    assert len(drawn) == 2
+    assert drawn[0] == drawn[1] != []
+
+
+def first_weights(experiment):
+    return next(iter(vars(experiment.models).values())).state_dict().popitem()[1].flatten().tolist()
 
 
 def test_same_configuration_begun_by_another_meanwhile_is_not_run_twice(project, monkeypatch):
@@ -115,12 +163,12 @@ def test_same_configuration_begun_by_another_meanwhile_is_not_run_twice(project,
 
 
 def test_lock_of_a_process_that_stands_still_is_not_waited_for_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.experiment.running._MOST_WAIT_S", 0.0)
+    monkeypatch.setattr("paceline.experiment.run_folders._MOST_WAIT_S", 0.0)
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         is_inside = False
-        with _alone_in(tmp_path):
+        with alone_in(tmp_path):
             is_inside = True
         assert is_inside
     finally:
@@ -153,3 +201,34 @@ def test_huge_file_is_not_read_to_its_end(tmp_path):
         file.truncate(50 << 20)
     with pytest.raises(ConfigError, match="no configuration is so long"):
         read_conf(tmp_path / "conf.yaml")
+
+
+@pytest.mark.parametrize("words", [["run"], ["bind"], ["bind", "--check"]])
+def test_pipe_in_the_place_of_the_configuration(project, words):
+    os.mkfifo(project / "conf.yaml")
+    assert "conf.yaml is not a regular file" in call(*words, code=2)[1]
+
+
+def test_pipe_in_the_place_of_the_settings(project):
+    os.mkfifo(project / "conf.yaml")
+    (project / "pyproject.toml").unlink(missing_ok=True)
+    os.mkfifo(project / "pyproject.toml")
+    assert "pyproject.toml cannot be read" in call("bind", code=2)[1]
+
+
+def test_configuration_that_is_named_may_be_a_pipe(tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    os.write(writing, b"a: 1\r\n")
+    os.close(writing)
+    try:
+        assert read_conf(Path(f"/dev/fd/{reading}"), is_named=True) == "a: 1\n"
+    finally:
+        os.close(reading)
+    monkeypatch.setattr("paceline.experiment.project.PIPE_S", 0.0)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="nothing came from it"):
+        read_conf(tmp_path / "pipe", is_named=True)
+    with pytest.raises(ConfigError, match="no configuration is so long"):
+        read_conf(Path("/dev/zero"), is_named=True)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_conf(tmp_path, is_named=True)

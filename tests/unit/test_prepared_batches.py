@@ -461,8 +461,24 @@ def test_what_the_killed_have_left_goes_and_what_others_write_stays(storage):
     os.close(left._fd)  # as when its process ends
     (storage / ".gone-00").mkdir()
     (storage / "somebody's").mkdir()
+    clean(storage, now=time.time() + 120)
+    assert set(os.listdir(storage)) == {writing.path.name, "somebody's"}
     clean(storage, now=time.time() + 2 * DAY)
     assert set(os.listdir(storage)) == {writing.path.name, "somebody's"}
+    writing.discard()
+
+
+def test_draft_that_grows_stays_where_there_are_no_locks(storage, monkeypatch):
+    monkeypatch.setattr("paceline.data.prepared_cleaning.locked", lambda fd, kind: None)
+    writing, left = Draft(storage), Draft(storage)
+    for draft in (writing, left):
+        for path in (draft.path / LOCK, draft.path):
+            os.utime(path, (0, 0))
+    (writing.path / ROWS).write_bytes(b"rows")
+    os.utime(writing.path, (0, 0))
+    os.close(left._fd)
+    clean(storage)
+    assert os.listdir(storage) == [writing.path.name]
     writing.discard()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, Trainer
-from paceline.errors import CheckpointNotFoundError
+from paceline.errors import CheckpointDamagedError, CheckpointNotFoundError
 
 
 def train():
@@ -67,3 +67,45 @@ def test_checkpoints_were_in_memory(failed_run):
     run_dir = failed_run(num_to_keep=0)
     with pytest.raises(RuntimeError, match="not yet"):
         Trainer.resume(run_dir)
+
+
+def train_on():
+    checkpoint = paceline.load_checkpoint()
+    first = 1 if checkpoint is None else checkpoint["step"] + 1
+    for step in range(first, 4):
+        paceline.report(step=step)
+        paceline.save_checkpoint(step=step)
+    if checkpoint is None:
+        raise RuntimeError("not yet")
+    return first
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "missing"])
+def test_newest_checkpoint_is_damaged(tmp_path, caplog, damage):
+    run_dir = _failed(tmp_path)
+    state = run_dir / "checkpoints/checkpoint_000003/state.json"
+    if damage == "missing":
+        state.unlink()
+    else:
+        state.write_bytes(state.read_bytes().replace(b"3", b"7") if damage == "changed" else state.read_bytes()[:-1])
+    assert Trainer.resume(run_dir) == [3]
+    assert "checkpoint_000003 is damaged: state.json" in caplog.text
+    run = paceline.load_run(run_dir)
+    assert [step["step"] for step in run.metrics.to_dict("records")] == [1, 2, 3]
+    assert paceline.read_checkpoint(run_dir / "checkpoints/checkpoint_000004")["step"] == 3
+
+
+def test_all_checkpoints_are_damaged(tmp_path):
+    run_dir = _failed(tmp_path)
+    for state in run_dir.glob("checkpoints/*/state.json"):
+        state.write_text("{}")
+    with pytest.raises(CheckpointDamagedError, match="checkpoint_000003 is damaged"):
+        Trainer.resume(run_dir)
+    assert len(list(run_dir.glob("checkpoints/*"))) == 3, "it has not begun anew"
+
+
+def _failed(tmp_path):
+    with Trainer(num_workers=0, backend=BackendConfig(), logdir=tmp_path / "exp") as trainer:
+        with pytest.raises(RuntimeError, match="not yet"):
+            trainer.run(train_on)
+        return trainer.latest_run_dir

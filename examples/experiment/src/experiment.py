@@ -113,7 +113,8 @@ class Experiment(BaseModule):
 
             loss = self.losses.loss1(output, y)  # of this batch; it counts in the loss of the epoch, too
             loss.backward()
-            self.metrics.mae.update(output, y)
+            for one in (self.losses.loss2, self.metrics.mae, self.metrics.mbd):
+                one.update(output.detach(), y)
             self.save_metrics_and_losses(batch_idx=batch_idx, epoch=epoch)
 
             self.optimizers.adam.step()

@@ -140,6 +140,13 @@ def read_info(path: str | Path) -> CheckpointInfo:
     return manifest.info(storage.path_of(name))
 
 
+def check_files(storage: Storage, path: str | Path) -> None:
+    """Read every byte of a checkpoint, and nothing more. Raises as `load` does."""
+    storage, name, manifest = _open(path, lambda root: storage)
+    with _explain_missing_files(storage, name):
+        _fetch(storage, manifest.place(name), manifest.files, storage.path_of(name)).discard()
+
+
 def copy(path: str | Path, target: str | Path) -> CheckpointInfo:
     """Copies a checkpoint, after checking every byte, to another path or URL, where there may be an empty folder at
     most. On one disk the files are linked. Raises as `load` does.

@@ -182,7 +182,7 @@ class Store:
             return found_at(words[0])
         from paceline.runs.selection import select_one
 
-        name = select_one(words, [run.name for run in self.runs], self.tags_of)
+        name = select_one(words, self._names(), self.tags_of)
         return next(run for run in self.runs if run.name == name)
 
     def pick_all(self, words: Sequence[str] | None) -> list[Any]:
@@ -192,13 +192,32 @@ class Store:
         words = list(words or [])
         if len(words) == 1 and words[0].startswith(("/", "./", "../", "~")):
             return [found_at(words[0])]
-        names = set(select(words, [run.name for run in self.runs], self.tags_of))
+        names = set(select(words, self._names(), self.tags_of))
         return [run for run in self.runs if run.name in names]
+
+    def _names(self) -> list[str]:
+        """Newest first; those at last in which no run has begun, so that nobody means them by `latest`."""
+        return [run.name for run in sorted(self.runs, key=_is_shell)]
 
     def pick_each(self, words: Sequence[str]) -> list[Any]:
         """Each word means a run, or several; each run once."""
         found = {run.path: run for word in words for run in self.pick_all([word])}
         return list(found.values())
+
+
+def _is_shell(run: Any) -> bool:
+    """A folder without a status that can be read, which is the first thing that a run writes: its driver was killed at
+    once, or it is none."""
+    if run.started is not None:
+        return False
+    from paceline.errors import RunDamagedError
+    from paceline.runs.durable import read_json
+    from paceline.runs.status import RunStatus
+
+    try:
+        return RunStatus.from_fields(read_json(Path(run.path, "status.json")) or {}) is None
+    except RunDamagedError:
+        return True
 
 
 def found_at(path: str) -> Any:

@@ -75,16 +75,17 @@ def job_of_folder(found: Found, address: str | None) -> ClusterRun | None:
 
 
 def named(cluster: Cluster, jobs: Sequence[Job]) -> list[ClusterRun]:
-    """Those of the jobs that we have launched, with what their output says of their runs."""
+    """Those of the jobs that we have launched, with what their output says of their runs. Of several jobs that went on
+    with one run, the newest."""
     ours = [job for job in jobs if "name" in job.about and job.state in set(RunState)][:_MOST]
     begun = [job.id for job in ours if job.state != "PENDING"]
     texts = cluster.beginnings(begun, lambda text: find_announced(text) is not None, _NAME_S) if begun else {}
-    found = []
+    found: dict[str, ClusterRun] = {}
     for job in ours:
         announced = find_announced(texts.get(job.id, ""))
         run, path = (job.id, None) if announced is None else (announced.run, announced.path)
-        found.append(ClusterRun(cluster, job, run, path))
-    return found
+        found.setdefault(path or job.id, ClusterRun(cluster, job, run, path))
+    return list(found.values())
 
 
 def rows_elsewhere(address: str | None, store: Store) -> list[Row]:

@@ -173,6 +173,11 @@ def share(value: float, low: float, high: float) -> float:
     return (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
 
 
+def plain(value: object) -> str:
+    """Any value of a configuration, on one line; nothing for None."""
+    return "" if value is None else clean(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
 def number(value: float | None) -> str:
     if value is None:
         return ""

@@ -107,12 +107,14 @@ def await_and_tell(
     """For those who do not follow: which runs the jobs have become. Gives the exit code."""
     try:
         started = await_start(cluster, ids) if ids else {}
+        told = [
+            tell_started(cluster, id, one, started[id], address, as_json) for id, one in zip(ids, launches, strict=True)
+        ]
     except KeyboardInterrupt:
-        say(f"\nWhat was launched goes on: {', '.join(ids)}. `paceline xp ray` shows it.")
+        say(f"\nWhat was launched goes on: {', '.join(ids)}. `paceline xp ray{_where(address)}` shows it.")
         return INTERRUPTED
-    told = [
-        tell_started(cluster, id, one, started[id], address, as_json) for id, one in zip(ids, launches, strict=True)
-    ]
+    except ResourcesError as error:
+        raise ResourcesError(f"{error} What was launched before may well go on: {', '.join(ids)}.") from error
     return max(told, default=OK)
 
 
@@ -160,6 +162,8 @@ def follow(cluster: Cluster, id: str, launch: Launch, address: str | None, as_js
         cluster.follow(id, stream.feed)
         stream.close()
         job = cluster.job(id)
+        if not job.is_final:
+            raise ResourcesError(f"{cluster.url} has ended the connection, and the job is {job.state}.")
     except KeyboardInterrupt:
         run = _named(launch, id, stream.beginning)
         say(f"\n{run} goes on. {_commands(run, address)}")

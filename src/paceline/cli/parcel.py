@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import tomllib
 import zipfile
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from paceline.errors import ConfigError
+from paceline.project_file import project_settings
 
 MOST_BYTES = 100 << 20
 """Of a request to Ray's job server, which the file is."""
@@ -52,7 +52,7 @@ def _pack(project: Path, target: Path, names: list[str], most_bytes: int) -> lis
 def files_to_send(project: Path, patterns: Sequence[str] = (), outside: Iterable[Path] = ()) -> list[str]:
     """Their paths below the project, in order."""
     away = [one.resolve().relative_to(project.resolve()) for one in outside if _is_below(one, project)]
-    listed = _listed_by_git(project) or _walked(project)
+    listed = _listed(project)
     return sorted(
         name
         for name in listed
@@ -65,11 +65,7 @@ def files_to_send(project: Path, patterns: Sequence[str] = (), outside: Iterable
 
 def excluded(project: Path) -> list[str]:
     """What pyproject.toml says."""
-    try:
-        told = tomllib.loads((project / "pyproject.toml").read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return []
-    patterns = told.get("tool", {}).get("paceline", {}).get("exclude", [])
+    patterns = project_settings(project).get("exclude", [])
     if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
         raise ConfigError(f"pyproject.toml: [tool.paceline] exclude is {patterns!r}; expected a list of patterns.")
     return patterns
@@ -83,6 +79,22 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _is_below(path: Path, project: Path) -> bool:
     return path.resolve() != project.resolve() and path.resolve().is_relative_to(project.resolve())
+
+
+def _listed(project: Path) -> list[str]:
+    """What git says, else all. Of a repository inside, a submodule say, git names the folder alone: that one is asked
+    for its own files."""
+    names = _listed_by_git(project)
+    if not names:
+        return _walked(project)
+    inner = [name.rstrip("/") for name in names if (project / name / ".git").exists()]
+    found = [
+        f"{folder}/{name}"
+        for folder in inner
+        if not (project / folder).is_symlink()
+        for name in _listed(project / folder)
+    ]
+    return [*names, *found]
 
 
 def _listed_by_git(project: Path) -> list[str]:

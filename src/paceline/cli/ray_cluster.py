@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,9 @@ STOP_S = 60
 """So long a job has to save and return when it is stopped; Ray's own 3 s are too few for a checkpoint."""
 
 _TOKEN = "It asks for a token: set RAY_AUTH_MODE=token, and put the token into RAY_AUTH_TOKEN or ~/.ray/auth_token."
+_REFUSED = re.compile(r"(?<![\w.:])40[13](?![\w.])|unauthorized|authenticat|forbidden")
+"""In what an error says; a port may have these digits too."""
+
 _KEY = "paceline."
 _FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 _LOOK_S = 0.5
@@ -157,7 +161,7 @@ def _address_first(address: str | None) -> Iterator[None]:
 def _why(where: str, error: Exception) -> str:
     text = " ".join(str(error).split())
     known = f"{type(error).__name__} {text}".lower()
-    if any(word in known for word in ("401", "403", "unauthorized", "authenticat", "forbidden")):
+    if _REFUSED.search(known):
         return f"The Ray cluster at {where} refuses. {_TOKEN}"
     if "multiple active ray instances" in known:
         return f"Several Ray clusters run on this machine: name one with --address or RAY_ADDRESS. ({text[:200]})"

@@ -35,7 +35,7 @@ _BIND_HELP = """Write conf.yaml from the code of the experiment, or bring it up 
   paceline train bind            write it
   paceline train bind --check    exit code 1 if it is not up to date: for CI
   paceline train bind --diff     show what would change
-  paceline train bind --reset    as the code has it, without edits
+  paceline train bind --reset    as the code has it, without edits; only the name of the runs stays
 """
 
 
@@ -108,7 +108,7 @@ def _bind(schema: Any, path: Path, text: str | None, reset: bool, json: bool) ->
     from paceline.experiment import binding
     from paceline.experiment.project import write_conf
 
-    bound = binding.bind(schema, None if reset else text)
+    bound = binding.reset(schema, text) if reset else binding.bind(schema, text)
     if bound.text != text:
         write_conf(path, bound.text)
     for what, paths in (("added", bound.added), ("gone", bound.removed), ("edited", bound.edited)):

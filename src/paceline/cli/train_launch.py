@@ -26,7 +26,8 @@ _HELP = """Train the experiment of this folder on a Ray cluster, as a job with i
 The configuration is checked here. Then the project's files are sent, and the job runs `paceline train run --engine ray`
 there, detached: this prints NAME/RUN as soon as the run has begun, at most two minutes later. --follow stays, and ends
 with the exit code of the run; Ctrl-C leaves the run alone. PACELINE_RESULTS and PACELINE_STORAGE go along. What a
-cluster has run, or is running, with this code is not launched again without --force.
+cluster has run, or is running, with this code is not launched again without --force. --resume goes on with a run on a
+cluster that has not succeeded, from its last checkpoint; if there is none, it begins one.
 """
 
 
@@ -42,15 +43,19 @@ def launch(
     sweep: Annotated[bool, typer.Option("-m", "--multirun", help="Values with commas are several runs.")] = False,
     conf: Annotated[str | None, typer.Option(metavar="FILE", show_default=False, help="Another conf.yaml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Launch a configuration anew that has been run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run of this configuration.")] = False,
     as_json: Json = False,
 ) -> None:
-    from paceline.cli.train_run import plans_of
+    from paceline.cli.train_run import plans_of, refuse_both
     from paceline.errors import ArgumentError
 
+    refuse_both(force, resume)
     if follow and sweep:
         raise ArgumentError("--follow and -m: one run can be followed. Leave out --follow; `paceline xp logs` follows.")
     project = Path.cwd()
-    words = [*_conf_words(conf, project), *(["--prepare-batches"] if prepare_batches else [])]
+    # Whether it is to be run was decided here: in the job, a test run with few workers would hold it up.
+    words = ["--resume" if resume else "--force", *_conf_words(conf, project)]
+    words += ["--prepare-batches"] if prepare_batches else []
     plans = plans_of(conf, overrides or [], sweep)
     raise typer.Exit(_launch(plans, words, project, address, follow, force, as_json))
 
@@ -83,11 +88,10 @@ def _launch(
 
 def _launch_of(plan: "Plan", overrides: list[str], parent: Any, words: list[str]) -> "Launch":
     from paceline.cli.launching import Launch
-    from paceline.experiment.running import config_of, logdir_of
+    from paceline.experiment.run_folders import config_of, logdir_of
 
     logdir_of(plan)  # whether the name can be one
-    # Whether it is to be run was decided here: in the job, a test run with few workers would hold it up.
-    command = ["train", "run", "--engine", "ray", "--force", *words]
+    command = ["train", "run", "--engine", "ray", *words]
     command += [] if parent is None else ["--parent", json.dumps(parent)]
     about = {"kind": "train", "config": plan.config_hash, "code": plan.code_hash}
     return Launch(config_of(plan).name, [*command, "--", *overrides], about)
@@ -109,7 +113,7 @@ def _conf_words(conf: str | None, project: Path) -> list[str]:
 def _former(plan: "Plan", cluster: "Cluster") -> tuple[str, str] | None:
     """Name and state of a run on the cluster, with this configuration and code, that has succeeded or goes on."""
     from paceline.cli.cluster_runs import named
-    from paceline.experiment.running import logdir_of, same_runs
+    from paceline.experiment.run_folders import logdir_of, same_runs
 
     wanted = (plan.config_hash, plan.code_hash)
     for job in cluster.jobs():

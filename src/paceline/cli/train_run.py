@@ -49,6 +49,7 @@ def run(
 ) -> None:
     from json import loads
 
+    refuse_both(force, resume)
     worst, plans = OK, plans_of(conf, overrides or [], sweep)
     if sweep and plans:
         found_by = f"config.sweep={plans[0][2]['sweep']}"
@@ -60,6 +61,13 @@ def run(
         if worst == INTERRUPTED:
             break
     raise typer.Exit(worst)
+
+
+def refuse_both(force: bool, resume: bool) -> None:
+    from paceline.errors import ArgumentError
+
+    if force and resume:
+        raise ArgumentError("--force runs anew, and --resume goes on with a former run: choose one.")
 
 
 def plans_of(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tuple[list[str], "Plan", Any]]:
@@ -99,21 +107,26 @@ def _run_one(plan: "Plan", options: dict[str, Any], force: bool, resume: bool, j
 
     begun = Announcement()
     try:
-        former = None if force else _former(plan)
+        former = None if force else _former(plan, options["engine"] if resume else None)
         if former is not None and (former.status.state == "SUCCEEDED" or not resume):
             return _tell_former(former, plan, json)
         # With --json, what workers print must not come between the answers.
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             if former is not None:
+                _check_engine(former, options["engine"])
                 begun.path = former.path
-                resume_plan(plan, former)
+                resume_plan(plan, former, callbacks=[begun])
             else:  # asked again when all is ready: another process may have begun the same in the meantime
                 run_plan(plan, **options, say=say, callbacks=[begun], before_begin=refuse_again)
     except _HasBeenRun as again:
         return _tell_former(again.former, plan, json)
     except KeyboardInterrupt as interrupt:
         say(f"Interrupted: {interrupt}" if interrupt.args else "Interrupted.")
+        _tell(begun.path, plan, json)
         return INTERRUPTED
+    except SystemExit:  # SIGTERM, which ends this program when the run has ended
+        _tell(begun.path, plan, json)
+        raise
     except Exception as error:
         if isinstance(error, PacelineError) and not getattr(error, "__notes__", None):
             say(str(error))  # no run has come to it
@@ -125,12 +138,23 @@ def _run_one(plan: "Plan", options: dict[str, Any], force: bool, resume: bool, j
     return OK
 
 
-def _former(plan: "Plan") -> "Run | None":
-    """A run of the same configuration and code: one that has succeeded, else the newest."""
-    from paceline.experiment.running import logdir_of, same_runs
+def _former(plan: "Plan", engine: str | None = None) -> "Run | None":
+    """A run of the same configuration and code; one with that engine, if there is any."""
+    from paceline.experiment.run_folders import former_run, logdir_of, same_runs
 
     before = same_runs(plan.config_hash, logdir_of(plan), plan.code_hash)
-    return next((one for one in before if one.status.state == "SUCCEEDED"), next(iter(before), None))
+    return former_run([run for run in before if run.request.get("engine") == engine]) or former_run(before)
+
+
+def _check_engine(former: "Run", engine: str | None) -> None:
+    from paceline.errors import ArgumentError
+
+    had = former.request.get("engine")
+    if engine is not None and had != engine:
+        raise ArgumentError(
+            f"{former.name} had its workers on the engine {had!r}, and goes on there: leave out --engine {engine} to "
+            "go on with it, or run anew with --force."
+        )
 
 
 def _tell_former(former: "Run", plan: "Plan", json: bool) -> int:

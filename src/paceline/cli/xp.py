@@ -2,7 +2,7 @@
 
 import typer
 
-from paceline.cli import xp_board, xp_compare, xp_control, xp_keep, xp_list, xp_logs, xp_show
+from paceline.cli import xp_board, xp_compare, xp_control, xp_diff, xp_keep, xp_list, xp_logs, xp_show
 from paceline.cli.asking import new_group
 
 _HELP = """Find, read, compare, stop and remove runs.
@@ -20,6 +20,6 @@ A run is said as NAME, NAME RUN or NAME/RUN; the beginning of a name is enough. 
 
 def add_to(app: typer.Typer) -> None:
     group = new_group("xp", _HELP)
-    for module in (xp_list, xp_show, xp_logs, xp_compare, xp_control, xp_keep, xp_board):
+    for module in (xp_list, xp_show, xp_logs, xp_compare, xp_diff, xp_control, xp_keep, xp_board):
         module.add_to(group)
     app.add_typer(group)

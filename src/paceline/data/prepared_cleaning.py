@@ -1,6 +1,5 @@
 """What goes from the cache of prepared batches: by age and by size, and never what is in use."""
 
-import contextlib
 import fcntl
 import os
 import stat
@@ -11,8 +10,10 @@ from pathlib import Path
 
 from paceline.data.prepared_cache import KEY, LEFTOVER, LOCK, locked, manifest_of, remove
 
-_DRAFT_GRACE_S = 3600.0
+_DRAFT_GRACE_S = 60.0
 """A draft is locked a moment after it is made: one that is younger than this is left alone, locked or not."""
+_NO_LOCKS_DRAFT_S = 3600.0
+"""The same, where the file system knows no locks."""
 _NO_LOCKS_S = 7 * 86_400.0
 """Where the file system knows no locks, what was used since then may be in use."""
 
@@ -111,10 +112,28 @@ def clean(root: Path, policy: Policy = DEFAULT, now: float | None = None) -> lis
 
 
 def _leftovers(root: Path, now: float) -> list[str]:
-    found = []
-    with contextlib.suppress(OSError):
-        for one in os.scandir(root):
-            if LEFTOVER.fullmatch(one.name):
-                age_s = now - one.stat(follow_symlinks=False).st_mtime
-                found += [one.name] if one.name.startswith(".gone") or age_s > _DRAFT_GRACE_S else []
-    return found
+    try:
+        names = [name for name in os.listdir(root) if LEFTOVER.fullmatch(name)]
+    except OSError:
+        return []
+    return [name for name in names if name.startswith(".gone") or _is_left(root / name, now)]
+
+
+def _is_left(draft: Path, now: float) -> bool:
+    """Whether nobody writes it any more. It is as young as the youngest in it: while rows are written, only the time of
+    their file moves."""
+    times: list[float] = []
+    try:
+        times += [draft.lstat().st_mtime]
+        with os.scandir(draft) as inner:
+            times += [one.stat(follow_symlinks=False).st_mtime for one in inner]
+        lock = os.open(draft / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:  # it is not locked yet, or gone
+        return bool(times) and now - max(times) > _NO_LOCKS_DRAFT_S
+    except OSError:
+        return False
+    try:
+        is_free = locked(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+    return is_free is not False and now - max(times) > (_DRAFT_GRACE_S if is_free else _NO_LOCKS_DRAFT_S)

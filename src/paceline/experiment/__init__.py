@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from paceline.experiment.loading import load
     from paceline.experiment.overrides import expand
     from paceline.experiment.project import find_conf, load_experiment
-    from paceline.experiment.running import run_experiment, same_runs
+    from paceline.experiment.run_folders import same_runs
+    from paceline.experiment.running import run_experiment
     from paceline.experiment.schema import schema_of
     from paceline.prepare import get_device, prepare_model
 
@@ -35,7 +36,7 @@ _HOMES = {
     "load": "loading",
     "load_experiment": "project",
     "run_experiment": "running",
-    "same_runs": "running",
+    "same_runs": "run_folders",
     "schema_of": "schema",
 }
 

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import sys
-import tomllib
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from paceline.errors import ConfigError
 from paceline.experiment.own_code import root_of
 from paceline.experiment.schema import Node, Schema, walk
 from paceline.experiment.signatures import path_of
+from paceline.project_file import project_settings
 
 _NO_BASES = frozenset(
     {
@@ -110,22 +110,6 @@ def _is_inside(cls: type, base: type) -> bool:
     """Whether it stands in the package that the base stands in."""
     package = base.__module__.rpartition(".")[0] or base.__module__
     return f"{cls.__module__}.".startswith(f"{package}.")
-
-
-def project_settings(project: Path) -> dict[str, Any]:
-    """[tool.paceline] of the project's pyproject.toml; empty if there is none."""
-    path = project / "pyproject.toml"
-    try:
-        found: dict[str, Any] = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    for name in ("tool", "paceline"):
-        found = found.get(name, {})
-        if not isinstance(found, dict):
-            raise ConfigError(f"{path}: {name} is {found!r}; expected a table, [tool.paceline].")
-    return found
 
 
 def allowed_names(project: Path) -> tuple[str, ...]:

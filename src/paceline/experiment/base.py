@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 import paceline
 from paceline import session
@@ -174,7 +173,7 @@ class BaseModule(ABC):
 
         A run that was asked to stop (Ctrl-C, `xp stop`, a machine that is taken away) ends here, on all ranks."""
         values = {name: value for name, value in (metrics or {}).items() if keeping.is_holdable(value)}
-        scored = self._scored(values, is_inside=batch_idx is not None)
+        scored = keeping.scored(self.cfg.best_metric, values, is_inside=batch_idx is not None)
         own = {"rng": rng_state(), "measures": states_of(self._counting()), "kept": self._kept()}
         state: dict[str, Any] = {
             "epoch": epoch,
@@ -190,25 +189,13 @@ class BaseModule(ABC):
         if paceline.should_stop():
             raise LoopStopped
 
-    def _scored(self, values: Mapping[str, Any], is_inside: bool) -> dict[str, Any]:
-        """What ranks the checkpoint. In the middle of an epoch there may be no such value yet: then it is the worst."""
-        name = self.cfg.best_metric
-        if name is None:
-            return {}
-        if name not in values and not is_inside:
-            raise ArgumentError(
-                f"cfg.best_metric is {name!r}, but save_checkpoint got no such value among its metrics "
-                f"({', '.join(values) or 'none'}). Give it, or name one of these."
-            )
-        return {name: values.get(name, math.nan)}
-
     def restore_checkpoint(self) -> bool:
         """Go on from the checkpoint of the last attempt, or from `cfg.restore_checkpoint_path`; False if there is none.
         It is done before `worker_loop`, so that loops from `cfg.start_epoch` on begin where they should."""
         checkpoint = paceline.load_checkpoint()
         if checkpoint is None:
             return False
-        self._check_names(checkpoint)
+        keeping.check_names(checkpoint, {"models": models_in(self.models), "optimizers": self._optimizers()})
         for name, state in checkpoint["models"].items():
             unwrap_model(getattr(self.models, name)).load_state_dict(state)
         for name, state in checkpoint["optimizers"].items():
@@ -266,18 +253,6 @@ class BaseModule(ABC):
         others = (*self._optimizers().values(), *self._counting().values(), *tools_in(self.tools).values())
         return {id(one) for one in (*models, *others)}
 
-    def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
-        if not {"models", "optimizers", "epoch", "batch_idx", "kept"} <= checkpoint.keys():
-            raise CheckpointError(
-                f"This checkpoint has {', '.join(checkpoint)}; expected one that an experiment's save_checkpoint wrote."
-            )
-        for what, mine in (("models", models_in(self.models)), ("optimizers", self._optimizers())):
-            if checkpoint[what].keys() != mine.keys():
-                raise CheckpointError(
-                    f"This checkpoint has the {what} {', '.join(checkpoint[what]) or 'none'}; the experiment has "
-                    f"{', '.join(mine) or 'none'}."
-                )
-
     # --- conveniences -------------------------------------------------------------------------------------------------
 
     def agree(self, flag: bool) -> bool:
@@ -311,9 +286,19 @@ class BaseModule(ABC):
             measure.to(get_device())
         self._remembered()
         if session.world_size() > 1:
+            self._warn_of_own_ways()
             self._agreement = Agreement()
             for name, tool in tools_in(self.tools).items():
                 let_agree(tool, f"tools.{name}", self._agreement)
+
+    def _warn_of_own_ways(self) -> None:
+        for name, one in self._optimizers().items():
+            if isinstance(one, LBFGS) and paceline.world_rank() == 0:
+                logger.warning(
+                    "optimizers.%s is an LBFGS, which chooses its steps by the loss that its closure returns: if that "
+                    "is not the mean over all ranks, their models part. Return the mean, or train with one worker.",
+                    name,
+                )
 
     def _freeze(self) -> list[str]:
         if self.models is None or self.optimizers is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError
@@ -41,6 +41,24 @@ class Bound:
 def fresh(schema: Schema) -> str:
     """The configuration as the code has it."""
     return dump({section.key: as_plain(section.node) for section in schema.sections})
+
+
+def reset(schema: Schema, text: str | None) -> Bound:
+    """As `bind` without an old text, but runs keep the name that the file gives them: else later ones would be among
+    those of another experiment. A file that cannot be read has none."""
+    bound = bind(schema)
+    key = next((section.key for section in schema.sections if section.role == "cfg"), None)
+    try:
+        former = None if not text else parse(text).bare()
+    except ConfigError:
+        former = None
+    cfg = former.get(key) if isinstance(former, dict) else None
+    name = cfg.get("name") if isinstance(cfg, dict) else None
+    document = _yaml().load(bound.text)
+    if not isinstance(name, str) or "name" not in (document.get(key) or {}):
+        return bound
+    document[key]["name"] = name
+    return replace(bound, text=_dumped(_yaml(), document))
 
 
 def bind(schema: Schema, text: str | None = None) -> Bound:
@@ -112,7 +130,7 @@ class _Merge:
             return new
         if isinstance(value, Node) and isinstance(old, dict) and old.get("_target_") == new["_target_"]:
             self._node(old, value, path)
-        elif old != new or type(old) is bool is not type(new) is bool:
+        elif old != new or isinstance(old, bool) != isinstance(new, bool):  # true is 1 to Python
             self.edited.append(f"{_told(path, old)} (code: {_short(new)})")
         return old
 

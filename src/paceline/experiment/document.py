@@ -6,6 +6,7 @@ Reading makes nothing but numbers, text, lists and dicts: no tag, no anchor that
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,9 +79,21 @@ class _Reader:
 
     def read(self, text: str) -> Entry:
         from ruamel.yaml import YAML
+        from ruamel.yaml.composer import Composer
         from ruamel.yaml.error import YAMLError
 
+        check, composed = self._check, itertools.count(1)
+
+        class Counting(Composer):
+            """Stops where it is too much, as parsing takes most of the time. A key, which has no index, is no value."""
+
+            def compose_node(self, parent: Any, index: Any) -> Any:
+                is_key = parent is not None and index is None
+                check(self.parser.peek_event(), 0 if is_key else next(composed), self.depth)
+                return super().compose_node(parent, index)
+
         yaml = YAML(typ="safe", pure=True)
+        yaml.Composer = Counting
         try:
             node = yaml.compose(text)
             return Entry(None, "line 1") if node is None else self._entry(node, yaml.constructor, 0)
@@ -93,13 +106,17 @@ class _Reader:
                 raise
             raise refusal(self._name, [f"it cannot be read ({type(error).__name__}: {error})"]) from None
 
-    def _entry(self, node: Any, constructor: Any, depth: int) -> Entry:
-        where = f"line {node.start_mark.line + 1}"
-        self._num_values += 1
-        if self._num_values > _MOST_VALUES or depth > _MOST_DEPTH:
+    def _check(self, node: Any, num_values: int, depth: int) -> None:
+        if num_values > _MOST_VALUES or depth > _MOST_DEPTH:
+            where = f"line {node.start_mark.line + 1}"
             raise refusal(
                 self._name, [f"{where}: more than {_MOST_VALUES} values, or deeper than {_MOST_DEPTH} levels"]
             )
+
+    def _entry(self, node: Any, constructor: Any, depth: int) -> Entry:
+        where = f"line {node.start_mark.line + 1}"
+        self._num_values += 1
+        self._check(node, self._num_values, depth)
         tag = str(node.tag)
         if tag == f"{_TAG}map":
             return Entry(dict(self._items(node, constructor, depth)), where)

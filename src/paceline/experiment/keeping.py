@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import math
 import pickle
 from collections import defaultdict, deque
 from collections.abc import Mapping, Set
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.checkpoints.content.tree import Encoder
-from paceline.errors import ArgumentError, CheckpointValueError
+from paceline.errors import ArgumentError, CheckpointError, CheckpointValueError
 from paceline.experiment.measures import is_measure
 from paceline.prepare import unwrap_model
 
@@ -145,3 +146,33 @@ def _is_same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except (ValueError, RuntimeError, TypeError):  # containers of arrays
         return False
+
+
+# --- what a checkpoint is asked for -----------------------------------------------------------------------------------
+
+
+def scored(name: str | None, values: Mapping[str, Any], is_inside: bool) -> dict[str, Any]:
+    """What ranks a checkpoint, by `cfg.best_metric`. In the middle of an epoch there may be no such value yet: then it
+    is the worst."""
+    if name is None:
+        return {}
+    if name not in values and not is_inside:
+        raise ArgumentError(
+            f"cfg.best_metric is {name!r}, but save_checkpoint got no such value among its metrics "
+            f"({', '.join(values) or 'none'}). Give it, or name one of these."
+        )
+    return {name: values.get(name, math.nan)}
+
+
+def check_names(checkpoint: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """CheckpointError if it is not of such an experiment: `parts` has the models and optimizers, by name."""
+    if not {"models", "optimizers", "epoch", "batch_idx", "kept"} <= checkpoint.keys():
+        raise CheckpointError(
+            f"This checkpoint has {', '.join(checkpoint)}; expected one that an experiment's save_checkpoint wrote."
+        )
+    for what, mine in parts.items():
+        if checkpoint[what].keys() != mine.keys():
+            raise CheckpointError(
+                f"This checkpoint has the {what} {', '.join(checkpoint[what]) or 'none'}; the experiment has "
+                f"{', '.join(mine) or 'none'}."
+            )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import select
+import stat
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.experiment.allowed import allowed_names, project_settings
+from paceline.experiment.allowed import allowed_names
 from paceline.experiment.loading import load
 from paceline.experiment.plan import Plan
 from paceline.experiment.schema import schema_of
+from paceline.project_file import project_settings
 from paceline.runs.durable import write_atomic
 
 DEFAULT_EXPERIMENT = "src.experiment:Experiment"
 MOST_CONF_BYTES = 2 * 2**20
+PIPE_S = 10.0
 
 
 def find_conf(project: Path) -> Path | None:
     """Its configuration: src/conf.yaml, else conf.yaml."""
-    return next((path for path in (project / "src/conf.yaml", project / "conf.yaml") if path.is_file()), None)
+    return next((path for path in (project / "src/conf.yaml", project / "conf.yaml") if path.exists()), None)
 
 
 def conf_to_write(project: Path) -> Path:
@@ -30,16 +35,36 @@ def conf_to_write(project: Path) -> Path:
     return find_conf(project) or (project / "src/conf.yaml" if (project / "src").is_dir() else project / "conf.yaml")
 
 
-def read_conf(path: Path) -> str:
-    """ConfigError if it is no text, or more than anybody would write. A pipe will do: --conf <(...)."""
+def read_conf(path: Path, is_named: bool = False) -> str:
+    """ConfigError if it is no text, or more than anybody would write. One that the user has named may be a pipe, as
+    --conf <(...) is, from which something has to come within PIPE_S; any other is a file, or an error at once."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_CONF_BYTES + 1)
+        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            if not is_file and not is_named:
+                raise ConfigError(f"{path} is not a regular file: put the configuration there, or name it with --conf.")
+            data = _read(file, MOST_CONF_BYTES + 1, None if is_file else PIPE_S)
         if len(data) > MOST_CONF_BYTES:
             raise ConfigError(f"{path} has more than {MOST_CONF_BYTES:,} bytes: no configuration is so long.")
         return data.decode().replace("\r\n", "\n")
+    except TimeoutError:
+        raise ConfigError(f"{path} is a pipe or a device, and nothing came from it in {PIPE_S:g} s.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _read(file: io.FileIO, most_bytes: int, within_s: float | None) -> bytes:
+    """Up to its end. TimeoutError if a writer keeps silent for longer."""
+    found, waiting = bytearray(), select.poll()
+    waiting.register(file, select.POLLIN)
+    while len(found) < most_bytes:
+        if within_s is not None and not waiting.poll(within_s * 1e3):
+            raise TimeoutError
+        data = file.read(most_bytes - len(found))
+        if data == b"":
+            break
+        found += data or b""
+    return bytes(found)
 
 
 def write_conf(path: Path, text: str) -> None:
@@ -85,7 +110,7 @@ def load_plan(experiment: type, conf: str | os.PathLike[str] | None = None, over
     as in the code."""
     project = project_of(experiment)
     path = find_conf(project) if conf is None else Path(conf)
-    text = "" if path is None else read_conf(path)
+    text = "" if path is None else read_conf(path, is_named=conf is not None)
     name = "the configuration" if path is None else os.path.relpath(path)
     return load(schema_of(experiment), text, overrides, allowed_names(project), name)
 

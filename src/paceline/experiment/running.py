@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,20 +19,21 @@ from paceline.callbacks import Callback, default_progress
 from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import CheckpointStrategy
 from paceline.control.termination import Signals
-from paceline.errors import ConfigError, MissingDependencyError, RunDamagedError, RunNotFoundError
+from paceline.errors import ConfigError, MissingDependencyError, RunNotFoundError
 from paceline.experiment.base import LoopStopped
 from paceline.experiment.binding import dump
 from paceline.experiment.building import build_experiment
 from paceline.experiment.plan import Plan, targets
 from paceline.experiment.project import load_plan
+from paceline.experiment.run_folders import alone_in, config_of, logdir_of
 from paceline.experiment.shards import datasets_in, makes_ray, shards_of
 from paceline.experiment.signatures import path_of
 from paceline.prepare.rng import RandomStream
 from paceline.registry import EXPERIMENT_WORKER_MODULES
-from paceline.runs import Run, list_runs, load_run
+from paceline.runs import Run, load_run
 from paceline.runs.durable import write_atomic
 from paceline.runs.function_source import describe_function
-from paceline.runs.logdir import results_dir
+from paceline.runs.kept_call import load_call
 from paceline.trainer import Trainer
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
@@ -43,8 +42,6 @@ from paceline.workers.local import LocalEngine
 logger = logging.getLogger(__name__)
 
 CONF_FILE = "conf.yaml"
-_MOST_WAIT_S = 5.0
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def run_plan(
         progress = default_progress()
         listeners = CallbackList([*callbacks, *([] if progress is None else [progress])])
         with Signals().watching() as signals:
-            with _alone_in(logdir):
+            with alone_in(logdir):
                 before_begin()
                 folder = trainer.new_folder(request)
             folder.write_document(CONF_FILE, text)
@@ -146,15 +143,21 @@ def run_plan(
     return ExperimentRun(folder.path, plan.config_hash, values)
 
 
-def resume_plan(plan: Plan, former: Run) -> list[Any]:
+def resume_plan(plan: Plan, former: Run, callbacks: Sequence[Callback] = ()) -> list[Any]:
     """Go on with a run of this configuration that has not succeeded. Gives what `worker_loop` returned, by rank. Its
     driver may have been killed before conf.yaml was there."""
     path = former.path / CONF_FILE
     if not path.exists() and not former.is_alive:
         with suppress(OSError):
             write_atomic(path, dump(plan.as_document()).encode())
-    streams = ray_datasets(Work(plan, config_of(plan).seed or 0).build()) if makes_ray_data(plan) else None
-    return Trainer.resume(former.path, dataset=streams)
+    streams = ray_datasets(_former_work(former, plan).build()) if makes_ray_data(plan) else None
+    return Trainer.resume(former.path, callbacks=callbacks, dataset=streams)
+
+
+def _former_work(former: Run, plan: Plan) -> Work:
+    """What its workers called: with the random numbers of that run, data made of them is the same again."""
+    work = load_call(former.path).train_func
+    return work if isinstance(work, Work) else Work(plan, config_of(plan).seed or 0)
 
 
 def ray_datasets(experiment: Any) -> dict[str, Any] | None:
@@ -184,37 +187,6 @@ def _prepared(experiment: Any, plan: Plan, say: Callable[[str], None] | None) ->
         yield tuple(prepared.paths.items())
     finally:
         prepared.release()
-
-
-def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None, code_hash: str | None = None) -> list[Run]:
-    """Runs with that configuration (and, if given, that code) in or below a folder, newest first. Default: the results
-    folder. Only files of the run folders are read."""
-    found = [(run, _told(run)) for run in list_runs(root)]
-    same = [(run, told) for run, told in found if told.get("config_hash") == config_hash]
-    return [run for run, told in same if code_hash is None or told.get("code_hash") == code_hash]
-
-
-def _told(run: Run) -> Mapping[str, Any]:
-    try:
-        return run.config
-    except RunDamagedError:  # nobody knows what it was, and that must not keep anybody from training
-        return {}
-
-
-def logdir_of(plan: Plan) -> Path:
-    """Where the runs of this configuration's name are."""
-    name: str = config_of(plan).name
-    if not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise ConfigError(f"cfg.name is {name!r}; expected the name of a folder, without a slash.")
-    return results_dir() / name
-
-
-def config_of(plan: Plan) -> Any:
-    """The plan's TrainConfig."""
-    from paceline.experiment.building import make
-    from paceline.experiment.config import TrainConfig
-
-    return make(plan.sections["cfg"]) if "cfg" in plan.sections else TrainConfig()
 
 
 @dataclass(frozen=True)
@@ -259,23 +231,6 @@ def _try(work: Work) -> Any:
         return work.build()
     except SystemExit as leave:
         raise ConfigError(f"{work.__name__} cannot be built: a constructor called sys.exit({leave.code!r}).") from leave
-
-
-@contextmanager
-def _alone_in(logdir: Path) -> Iterator[None]:
-    """Inside, no other process is. Where there are no locks, or one holds it for long, it goes on without."""
-    fd, deadline = os.open(logdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _MOST_WAIT_S
-    try:
-        with suppress(OSError):
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(_POLL_S)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _engine(engine: str | Engine | None, num_workers: int) -> Engine:

@@ -1,6 +1,5 @@
 """A data job: a folder with a script that prepares data in the storage, run as a run like any other."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from paceline.backends.base import BackendConfig
 from paceline.callbacks import Callback
 from paceline.errors import ConfigError
 from paceline.launch.launcher import Launch, program_of, run_to_exit_code
+from paceline.project_file import read_project_file, table_in
 
 _GO = (
     "Go to the folder of a data job, or make one: paceline data new NAME. Its pyproject.toml says which script it is: "
@@ -26,18 +26,15 @@ class DataJob:
 def find_job(project: Path) -> DataJob:
     """The data job of a folder. ConfigError if it is none."""
     file = project / "pyproject.toml"
-    try:
-        told = tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"There is no data job in {project}: it has no pyproject.toml. {_GO}") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
-    script = told.get("tool", {}).get("paceline", {}).get("data_job")
+    told = read_project_file(project)
+    if told is None:
+        raise ConfigError(f"There is no data job in {project}: it has no pyproject.toml. {_GO}")
+    script = table_in(told, project, "tool", "paceline").get("data_job")
     if not isinstance(script, str):
         raise ConfigError(f"There is no data job in {project}: its pyproject.toml names none. {_GO}")
     if not (project / script).is_file():
         raise ConfigError(f"{file} names the script {script!r}, which is not there.")
-    name = told.get("project", {}).get("name", project.name)
+    name = table_in(told, project, "project").get("name", project.name)
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name:
         raise ConfigError(f"{file}: project.name is {name!r}; expected the name of a folder, without a slash.")
     return DataJob(name, script)

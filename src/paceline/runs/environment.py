@@ -115,10 +115,11 @@ def _distribution(directory: str, entry: str) -> tuple[str | None, str | None]:
 
 
 def _find_repository() -> Repository | None:
-    """Of the script that runs; of the working directory for a command, a notebook and a REPL."""
+    """Of the script that runs; of the working directory for a command (`python -m paceline` among them, which may come
+    from a repository of its own), a notebook and a REPL."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    directories = [_cwd()]
-    if script and not Path(script).absolute().is_relative_to(sys.prefix):
+    directories, commands = [_cwd()], (sys.prefix, Path(__file__).absolute().parents[1])
+    if script and not any(Path(script).absolute().is_relative_to(one) for one in commands):
         directories.insert(0, str(Path(script).absolute().parent))
     found = (describe_repository(directory) for directory in directories if directory)
     return next((repository for repository in found if repository), None)

@@ -91,6 +91,15 @@ def load_call(run_dir: Path, fn: Callable[..., Any] | None = None, trusted: bool
         ) from error
 
 
+def is_own_call(run_dir: Path) -> bool:
+    """Whether a run folder holds a call that this user's account has written. Opens nothing of it."""
+    try:
+        data = read_regular(run_dir / CALL_FILE, _MOST_BYTES)
+    except OSError:
+        return False
+    return hmac.compare_digest(data[:_SEAL_BYTES], _seal(data[_SEAL_BYTES:]))
+
+
 def seal_place(place: str) -> str:
     """For a path or URL that a run folder names: shows later that this user's account has written it down."""
     return _seal(b"\0place\0" + place.encode(errors="surrogatepass")).hex()  # which no pickle begins with

@@ -1,0 +1,38 @@
+"""A project's pyproject.toml, and what of it is ours. Nothing heavy is imported for it."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.regular_files import read_regular
+
+_MOST_BYTES = 2**20
+
+
+def read_project_file(project: Path) -> dict[str, Any] | None:
+    """All of it; None if there is none. ConfigError for what cannot be read: a pipe in its place is not waited for."""
+    path = project / "pyproject.toml"
+    try:
+        return tomllib.loads(read_regular(path, _MOST_BYTES, root="/").decode())
+    except FileNotFoundError:
+        return None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def project_settings(project: Path) -> dict[str, Any]:
+    """[tool.paceline]; empty if there is none."""
+    return table_in(read_project_file(project) or {}, project, "tool", "paceline")
+
+
+def table_in(told: dict[str, Any], project: Path, *names: str) -> dict[str, Any]:
+    """A table of the file; empty if there is none. ConfigError if it is something else."""
+    found: Any = told
+    for name in names:
+        found = found.get(name, {})
+        if not isinstance(found, dict):
+            raise ConfigError(
+                f"{project / 'pyproject.toml'}: {name} is {found!r}; expected a table, [{'.'.join(names)}]."
+            )
+    return dict(found)
