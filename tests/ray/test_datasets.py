@@ -15,6 +15,7 @@ from reading import fail_at_first, ids_of, read_twice
 import paceline
 from paceline import BackendConfig, SGDCallback, Trainer, load_run
 from paceline.data import resolve_dataset
+from paceline.data.ray_shard import RayShard
 from paceline.errors import ArgumentError, ArgumentTypeError, RunNotResumableError, TrainerStateError
 from paceline.workers.base import Place, WorkerInfo
 
@@ -70,6 +71,23 @@ def test_torch_batches(trainer, ray_data):
     values = trainer.run(train, dataset=dataset)
     assert sum(total for total, _ in values) == sum(range(40))
     assert sum(labels for _, labels in values) == sum(range(40))
+
+
+def test_tensorflow_batches_move_the_position(ray_data):
+    """A resumed rank goes on behind what the loop has had, and TensorFlow has fetched nothing ahead of it."""
+    dataset = ray_data.range(40).map_batches(lambda batch: {"id": batch["id"], "twice": batch["id"] * 2.0})
+    shard, seen = RayShard(dataset.iterator(), 0, 1), []
+    for features, labels in shard.to_tf(["id", "twice"], "id", batch_size=10):
+        assert features["twice"].numpy().tolist() == [2.0 * one for one in labels.numpy()]
+        seen.append((labels.numpy().tolist(), shard.state()))
+    (had, state), *_ = seen
+    assert [state["rows"] for _, state in seen] == [10, 20, 30, 40]
+    resumed = RayShard(dataset.iterator(), 0, 1)
+    resumed.go_on([state])
+    rest = [one for _, ids in resumed.to_tf("twice", "id", batch_size=10) for one in ids.numpy()]
+    assert sorted(had + rest) == list(range(40))
+    with pytest.raises(ValueError, match="nope"):
+        shard.to_tf("nope", "id")
 
 
 def test_several_datasets_by_name(trainer, ray_data):

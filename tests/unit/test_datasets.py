@@ -217,6 +217,26 @@ def test_resumed_epoch_reads_only_what_is_under_way(files, monkeypatch):
 # --- threads and processes --------------------------------------------------------------------------------------------
 
 
+def test_epoch_may_be_ended_by_who_knows_that_it_is_over():
+    """It has had the last batch, and does not ask for another; or it wants no more."""
+    ended = []
+    shard = Shard(from_numpy({"x": np.arange(10)}).tree, on_end=lambda *epoch: ended.append(epoch))
+    batches = shard.iter_batches(5)
+    loop = iter(batches)
+    assert len(next(loop)["x"]) == 5
+    shard.end_epoch(is_over=False)
+    assert (shard.epoch, ended) == (0, []), "there are more rows"
+    assert len(next(loop)["x"]) == 5
+    shard.end_epoch(is_over=False)
+    shard.end_epoch()
+    assert (shard.epoch, ended) == (1, [(0, 0)])
+    loop.close()
+    assert shard.epoch == 1, "what is left of that loop counts no more"
+    next(iter(batches))
+    shard.end_epoch()
+    assert (shard.epoch, ended) == (2, [(0, 0)]), "the second epoch was left early"
+
+
 def test_loop_that_is_left_leaves_no_thread_and_is_a_new_epoch_next_time(files):
     shard = Shard(read_parquet(files).map(lambda row: row).tree)
     for _ in shard.iter_batches(10):

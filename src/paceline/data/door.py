@@ -129,6 +129,12 @@ class Door:
                 "The checkpoint has a position in other data than %s, which is read from its first row on.", description
             )
 
+    def end_epoch(self, *, is_over: bool) -> None:
+        """See `Shard.end_epoch`. Of a Ray dataset, the stream itself says it."""
+        for shard in self._shards.values():
+            if isinstance(shard, Shard):
+                shard.end_epoch(is_over=is_over)
+
     def close(self) -> None:
         """The function has ended: so do the threads that read for it."""
         for shard in self._shards.values():

@@ -75,6 +75,21 @@ class RayShard:
         form = torch_form(feature_columns, label_column, feature_dtype, collate_fn)
         return RayBatches(self, form, batch_size, epochs, ray_options)
 
+    def to_tf(
+        self,
+        feature_columns: str | Sequence[str],
+        label_columns: str | Sequence[str],
+        *,
+        batch_size: int | None = 256,
+        **ray_options: Any,
+    ) -> Any:
+        """See `Shard.to_tf`. Ray knows the types, and refuses columns that are not there."""
+        from paceline.data.tensorflow_batches import tf_dataset_of
+
+        known = self._stream.to_tf(feature_columns, label_columns, batch_size=1).element_spec
+        made = self.iter_batches(batch_size, **ray_options)
+        return tf_dataset_of(lambda: iter(made), (feature_columns, label_columns), known)
+
     def read(self, batch_size: int | None, ray_options: Mapping[str, Any]) -> Iterator[Any]:
         """One epoch of rows, from where it is on."""
         if self._is_begun:  # a loop that was left early

@@ -278,6 +278,21 @@ class Shard:
         if self._on_end is not None:
             self._on_end(epoch, num_left_out)
 
+    def end_epoch(self, *, is_over: bool = True) -> None:
+        """Whoever loops will ask for no more, though it has had the last batch only and not seen the end: the next
+        loop, also that of a run that goes on, is the next epoch. Without `is_over`, only if all rows were had: it
+        may be a loop that goes on."""
+        with self._beginning:
+            if self._stop is None:
+                return
+            epoch, has_all = self._epoch, self._stop == known_size(self.tree)
+            if not (is_over or has_all):
+                return
+            self._epoch, self._stop, self._is_reading = epoch + 1, None, False
+            self._num_loops += 1  # what the present one still does counts no more
+        if has_all and self._on_end is not None:  # else it was left early, or nobody knows
+            self._on_end(epoch, 0)
+
     @property
     def knowledge(self) -> Knowledge:
         return self._knowledge

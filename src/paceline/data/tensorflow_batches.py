@@ -20,21 +20,28 @@ def tf_dataset(
     batches: Callable[[], Iterator[Any]], example: Columns, features: str | Sequence[str], labels: str | Sequence[str]
 ) -> Any:
     """One epoch of `batches` for each loop over it. `example` has a row, by which the types are known."""
-    names = [features, labels]
+    names = (features, labels)
     for name in [name for one in names for name in ([one] if isinstance(one, str) else one)]:
         if name not in example.columns:
             raise ArgumentError(f"to_tf(): there is no column {name!r}; there are {', '.join(example.columns)}.")
+    first = {name: as_numpy(name, column) for name, column in example.columns.items()}
+    return tf_dataset_of(batches, names, tuple(_signature(first, one) for one in names))
+
+
+def tf_dataset_of(batches: Callable[[], Iterator[Any]], names: Sequence[str | Sequence[str]], signature: Any) -> Any:
+    """The same, of types that are known."""
 
     def pairs() -> Iterator[Any]:
         for batch in batches():
             yield tuple(_chosen(batch, one) for one in names)
 
-    first = {name: as_numpy(name, column) for name, column in example.columns.items()}
-    signature = tuple(_signature(first, one) for one in names)
     made = tf.data.Dataset.from_generator(pairs, output_signature=signature)
     options = tf.data.Options()
     # The rows are this rank's already: sharding them once more would lose most of them.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # TensorFlow would fetch a batch ahead of the loop, unasked: a checkpoint would count it as had, and nobody would
+    # train on it after a kill. The shard reads ahead itself.
+    options.experimental_optimization.inject_prefetch = False
     return made.with_options(options)
 
 
