@@ -26,6 +26,7 @@ MODULES = {
     "ray-controller": "ray_controller",
     "tune": "tuning",
     "trial": "trial_loop",
+    "sgd": "sgd",
     "runs": "list_runs",
     "data-numbers": "data_numbers",
     "data-images": "data_images",

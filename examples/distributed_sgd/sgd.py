@@ -1,0 +1,5 @@
+"""The name that the template imports it from."""
+
+from paceline.sgd import DistributedSGD
+
+__all__ = ["DistributedSGD"]

@@ -1,0 +1,319 @@
+"""DistributedSGD: data-parallel training, one step at a time, driven by an ordinary loop on the driver."""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from paceline import checkpoints
+from paceline.arguments import config_of, resources_of, strategy_of
+from paceline.callbacks import Callback
+from paceline.checkpoints import CheckpointStore, CheckpointStrategy
+from paceline.data.given import resolve_dataset
+from paceline.errors import ArgumentError, CheckpointWriteError, TrainerStateError, WorkerError
+from paceline.runs import RunRequest, resolve_logdir
+from paceline.sgd import model_calls
+from paceline.sgd.options import BUCKET_BYTES, Options, options_of
+from paceline.sgd.record import RunRecord, listeners_of
+from paceline.sgd.reduction import combined
+from paceline.sgd.result import StepResult, timing_lines
+from paceline.sgd.team import Team
+from paceline.workers import parcel, resolve_engine
+from paceline.workers.base import Engine
+
+R = TypeVar("R")
+
+
+class DistributedSGD:
+    """Trains copies of a model, each on data of its own, with the mean of their gradients.
+
+    >>> sgd = DistributedSGD(lambda worker_idx, device_idx: MyModel(), num_workers=2)
+    >>> for _ in range(100):
+    ...     loss = sgd.step()
+    ...     print("Current loss", loss)
+
+    Args:
+        model_creator: `model_creator(worker_idx, device_idx)` is called in the workers, once for each replica, and
+            returns a model with its data: see `TorchModel` and `NumpyModel`. It may take fewer arguments.
+        num_workers: 0 trains in this process, where a debugger works.
+        devices_per_worker: replicas in each worker.
+        use_cpus, gpu: which devices; one of them says it. By default GPUs, if this machine has any.
+        strategy: how gradients become one mean: "allreduce", "ps" or "simple".
+        verbose: print what each step has taken, phase by phase.
+        device_reduce: "mean" over all replicas; "sum" adds up those of one worker, as in 2018.
+        max_retries: how often lost workers are replaced; negative means always.
+        hang_timeout_s: a step in which a worker does not answer for so long has failed; stacks are kept. Default: wait.
+        engine, cpus_per_worker, resources_per_worker, logdir: as for `Trainer`.
+        config: for the run folder.
+        callbacks: told about the run in this process; see `Callback`.
+        dataset: what the models read, by `paceline.get_data_shard()`; as for `Trainer.run`.
+        checkpoint_strategy: which checkpoints of the run folder are kept, and where. Their score is a metric of the
+            step before, or its "loss".
+        bucket_bytes: how much of the gradients "allreduce" sends at once.
+        grad_shard_bytes, all_reduce_alg, use_plasma_op: names of 2018, which still work; see the documentation.
+    """
+
+    def __init__(
+        self,
+        model_creator: Callable[..., Any],
+        num_workers: int = 1,
+        devices_per_worker: int = 1,
+        use_cpus: bool | None = None,
+        gpu: bool | None = None,
+        strategy: str = "allreduce",
+        *,
+        verbose: bool = True,
+        device_reduce: str = "mean",
+        max_retries: int = 3,
+        hang_timeout_s: float | None = None,
+        engine: str | Engine | None = None,
+        cpus_per_worker: float | None = None,
+        resources_per_worker: Mapping[str, float] | None = None,
+        logdir: str | os.PathLike[str] | None = None,
+        config: Any = None,
+        callbacks: Sequence[Callback] | None = None,
+        dataset: Any = None,
+        checkpoint_strategy: CheckpointStrategy | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        grad_shard_bytes: int | None = None,
+        all_reduce_alg: str | None = None,
+        use_plasma_op: bool | None = None,
+    ):
+        self.options: Options = options_of(
+            model_creator,
+            num_workers=num_workers,
+            devices_per_worker=devices_per_worker,
+            use_cpus=use_cpus,
+            gpu=gpu,
+            strategy=strategy,
+            device_reduce=device_reduce,
+            bucket_bytes=bucket_bytes,
+            max_retries=max_retries,
+            hang_timeout_s=hang_timeout_s,
+            grad_shard_bytes=grad_shard_bytes,
+            all_reduce_alg=all_reduce_alg,
+            use_plasma_op=use_plasma_op,
+        )
+        self.verbose = verbose
+        request = RunRequest(
+            train_func=model_creator,
+            config=config_of(config),
+            checkpoint_strategy=strategy_of(checkpoint_strategy),
+            dataset=resolve_dataset(dataset),
+        )
+        if request.dataset is not None and devices_per_worker > 1:
+            raise ArgumentError(
+                f"devices_per_worker={devices_per_worker} with a dataset: its shards are dealt to workers, so the "
+                "replicas of one worker would read the same rows. Ask for more workers instead."
+            )
+        if request.checkpoint_strategy.num_to_keep == 0:
+            raise ArgumentError(
+                "CheckpointStrategy(num_to_keep=0) keeps checkpoints in memory, for whoever is started again. Here the "
+                "workers have the state that a lost one needs: leave the strategy out, or keep 1 or more."
+            )
+        gpus = float(devices_per_worker) if self.options.use_gpu else None
+        self._team = Team(
+            self.options,
+            request,
+            resolve_engine(engine, max_workers=num_workers),
+            resources_of(self.options.use_gpu, cpus_per_worker, gpus, resources_per_worker),
+            listeners_of(callbacks, is_quiet=not verbose),
+        )
+        self.logdir: Path = resolve_logdir(logdir)
+        self._is_over = False
+
+    def start(self) -> None:
+        """Have the workers and their models; whatever is called first does it too. Blocking, idempotent."""
+        if self._is_over:
+            raise TrainerStateError("This DistributedSGD has ended: make a new one, and restore a checkpoint to go on.")
+        if self._team.record is None:
+            atexit.register(self._end_with_program)
+            with self._failing():
+                self._team.open(self.logdir)
+
+    def step(self) -> StepResult:
+        """One step of all replicas: each computes the gradients of its next batch, and all apply the mean. Returns the
+        mean loss, a float that has more to tell."""
+        self.start()
+        with self._failing():
+            made = self._team.step()
+            losses = [loss for part in made.contributions for loss in part.losses]
+            metrics = combined([one for part in made.contributions for one in part.metrics])
+            result = StepResult(losses, metrics, made.timings, self.num_steps)
+            self._record.step(result, {part.rank: sum(part.losses) / len(part.losses) for part in made.contributions})
+        if self.verbose:
+            print("\n".join(timing_lines(result.timings)), flush=True)
+        return result
+
+    def validate(self) -> dict[str, Any]:
+        """What the models' `validate()` return, combined: numbers as the mean over the replicas."""
+        return combined([one for worker in self._call(model_calls.validate) for one in worker])
+
+    def warmup(self) -> None:
+        """Have everything that the first step needs, without making one: workers, models, the memory that they share,
+        and connections between them."""
+        self.start()
+        with self._failing():
+            self._team.surely(lambda: self._team.link.ask("warm_up"))
+
+    # --- the models ---------------------------------------------------------------------------------------------------
+
+    def foreach_model(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """`fn(model)` for each replica: those of worker 0, by device, then those of worker 1 … The model is what the
+        model_creator returned; what `fn` returns has to travel."""
+        return [value for worker in self._call(model_calls.foreach_model, fn) for value in worker]
+
+    def foreach_worker(self, fn: Callable[[list[Any]], Any]) -> list[Any]:
+        """`fn(models)` on each worker, with the models of its replicas."""
+        return self._call(model_calls.foreach_worker, fn)
+
+    def for_model(self, fn: Callable[[Any], Any]) -> Any:
+        """`fn(model)` for the first replica alone."""
+        return self._call(model_calls.for_model, fn, ranks=[0])[0]
+
+    def get_model(self) -> Any:
+        """The trained model, on the CPU: the `nn.Module` of a PyTorch model, else the object that the model_creator
+        returned."""
+        return self._call(model_calls.model, ranks=[0])[0]
+
+    def get_weights(self) -> dict[str, Any]:
+        """As numpy arrays by name, those of the first replica. Weights that are trained are the same in all."""
+        found: dict[str, Any] = self._call(model_calls.weights, ranks=[0])[0]
+        return found
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """In all replicas. The optimizers keep what they have."""
+        self._call(model_calls.set_weights, dict(weights))
+
+    # --- its state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on: weights, optimizer, the number of steps, and where the workers are in
+        their data, if their models say so."""
+        state = self._call(model_calls.state, ranks=[0])[0]
+        return {"replica": state, "step": self.num_steps, "positions": self._team.positions}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, in all replicas."""
+        if missing := [name for name in ("replica", "step", "positions") if name not in state]:
+            raise ArgumentError(
+                f"This is no state of a DistributedSGD, since it has no {', '.join(missing)}: expected what "
+                "state_dict() returned, or a checkpoint of save_checkpoint()."
+            )
+        self.start()
+        packed = parcel.dumps(state["replica"])
+        self._staying(lambda: self._team.load(packed, int(state["step"]), state["positions"]))
+
+    def save_checkpoint(self, directory: str | os.PathLike[str] | None = None) -> str:
+        """Write the state as a checkpoint, and return its path: the next one in that folder, or among those of the run.
+        Blocking; when it returns, the checkpoint is whole and durable. CheckpointWriteError if that cannot be."""
+        state = self.state_dict()
+        if directory is None:
+            return self._record.save(state, self.num_steps)
+        store, kept = CheckpointStore(os.fspath(directory)), checkpoints.snapshot(state)
+        try:
+            return store.write(store.next_id(), kept, iteration=self.num_steps).path
+        except OSError as error:
+            raise CheckpointWriteError(f"No checkpoint could be written to {directory}: {error}.") from error
+
+    def restore_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint; of a folder of several, from the newest. Before the first step: models that are in
+        the middle of a loop over their data go on in that."""
+        newest = CheckpointStore(os.fspath(path)).latest()
+        self.load_state_dict(checkpoints.load(newest.path if newest is not None else os.fspath(path)))
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End the workers; the run has succeeded. Idempotent."""
+        self._end("SUCCEEDED")
+
+    def __enter__(self) -> "DistributedSGD":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(*_end_of(error))
+
+    def __repr__(self) -> str:
+        one = self.options
+        return (
+            f"DistributedSGD(num_workers={one.num_workers}, devices_per_worker={one.devices_per_worker}, "
+            f"strategy={one.strategy!r}, steps={self.num_steps})"
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the model has made, those before the checkpoint that was restored among them."""
+        return self._team.step_number
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder, once it is there."""
+        return None if self._team.record is None else self._team.record.path
+
+    def report_progress(self, progress: float) -> None:
+        """Tell how much of the training is done, from 0 to 1, for who shows it."""
+        if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
+            raise ArgumentError(f"report_progress({progress!r}): expected a number from 0 to 1.")
+        self.start()
+        self._record.progress(float(progress))
+
+    @property
+    def _record(self) -> RunRecord:
+        assert self._team.record is not None
+        return self._team.record
+
+    def _call(self, fn: Callable[..., Any], *args: Any, ranks: list[int] | None = None) -> list[Any]:
+        self.start()
+        return self._staying(lambda: self._team.surely(lambda: self._team.link.call(fn, *args, ranks=ranks)))
+
+    def _staying(self, act: Callable[[], R]) -> R:
+        """What a function of the user's raises is no end of the run, as long as all workers are there for the next."""
+        try:
+            return act()
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, WorkerError) or self._team.link.is_torn:
+                self._end(*_end_of(error))
+            raise
+
+    def _failing(self) -> "_Failing":
+        return _Failing(self)
+
+    def _end(self, state: str, error: BaseException | None = None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        atexit.unregister(self._end_with_program)
+        self._team.close(state, error)
+
+    def _end_with_program(self) -> None:
+        """A script need not call `shutdown`: when it ends well, the run has."""
+        self._end(*_end_of(getattr(sys, "last_value", None)))
+
+
+class _Failing:
+    """Whatever is raised inside ends the run, which has failed then, or was stopped."""
+
+    def __init__(self, sgd: DistributedSGD):
+        self._sgd = sgd
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._sgd._end(*_end_of(error))
+
+
+def _end_of(error: BaseException | None) -> tuple[str, BaseException | None]:
+    if error is None:
+        return "SUCCEEDED", None
+    return ("STOPPED" if isinstance(error, KeyboardInterrupt) else "FAILED"), error

@@ -1,0 +1,285 @@
+"""The driver's side of the call that serves: commands go out to all ranks, and what came of them comes back.
+
+Workers that are lost are noticed here, and so is one that does not answer. Nothing waits without a bound once a worker
+is known to be lost: those that are left have the time of a step to come to its end, or out of a collective in which it
+is missing.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from paceline.backends.base import BackendConfig
+from paceline.control.crew import Crew
+from paceline.control.outcome import as_exception
+from paceline.errors import ArgumentError, WorkersLostError
+from paceline.rank_session import Task
+from paceline.session import open_session
+from paceline.sgd.serving import SIDE, TOPIC, Done, Failed, serve, set_up
+from paceline.sgd.side import Spec
+from paceline.workers import outcome
+from paceline.workers.base import Asked, Call, Died, Event, Printed, Raised, Returned, Sent, Wire, WorkerInfo
+
+POLL_S = 0.1
+
+SETTLE_S = 10.0
+"""How long it may take until an end is known whose echo was heard; and until workers have ended in peace."""
+BUSY_S = 60.0
+"""How long those that are left have, at the least, when a worker was lost: they may be at the beginning of a step. One
+that is longer was seen before, or hang_timeout_s allows it."""
+SOON_S = 0.5
+"""The same when one of them is at rest."""
+PATIENCE_S = 1.0
+"""How long others have to answer when one has raised, which they may wait for in a collective."""
+
+Command = tuple[str, tuple[Any, ...]]
+TaskOf = Callable[[Sequence[WorkerInfo]], tuple[Task, Mapping[int, Path]]]
+
+
+class LostError(Exception):
+    """Workers were lost during a command; raised when others have come to rest. Never a user's to see."""
+
+    def __init__(self, reason: str, idle: tuple[int, ...], values: list[Any]):
+        super().__init__(reason)
+        self.reason, self.idle = reason, idle
+        """Why, and who is left to answer."""
+        self.values = values
+        """What those have answered who did what they were asked for."""
+        self.contributions: list[Any] = []
+        """To a step, of those that have told of it."""
+
+
+class Link:
+    """From `open` to `close`. Not thread-safe."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        backend: BackendConfig,
+        hang_timeout_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._crew, self._backend, self._hang_timeout_s, self._clock = crew, backend, hang_timeout_s, clock
+        self._longest_s = 0.0
+        """That all workers have taken for a command."""
+        self.is_watched = False
+        """Whether answers have to come within `hang_timeout_s`. What a user's function does may take longer."""
+        self.on_sent: Callable[[int, str, Any], None] = lambda rank, kind, value: None
+        """Gets what a rank sends besides: a note, say."""
+        self.on_hang: Callable[[], str] = lambda: ""
+        """Called before workers that do not answer are given up; returns what to add to the error."""
+        self._questions: dict[int, Asked] = {}
+        self._replies: dict[int, Any] = {}
+        self._lost: dict[int, str] = {}
+        self._told: set[int] = set()
+        """Which of these were told of."""
+        self.is_torn = False
+        """Whether a worker owes an answer that nobody waits for any more."""
+
+    @property
+    def num_workers(self) -> int:
+        return self._crew.world_size
+
+    def open(self, task_of: TaskOf, spec: Spec) -> list[Any]:
+        """Have workers, with their replicas made; returns the layouts of those, by worker. `task_of` gets the
+        workers: what they do, and where their logs are."""
+        group = self._crew.get_ready()
+        task, logs = task_of(group.infos)
+        self._questions, self._replies, self._lost, self._told, self.is_torn = {}, {}, {}, set(), False
+        call = Call(serve, (task, spec), label="the model_creator")
+        group.submit(dict.fromkeys(range(self.num_workers), call), logs)
+        return self._values(range(self.num_workers))
+
+    def ask(self, verb: str, *args: Any) -> list[Any]:
+        """The same of all workers; what each answers, by rank."""
+        return self.ask_each(dict.fromkeys(range(self.num_workers), (verb, args)))
+
+    def ask_each(self, commands: Mapping[int, Command]) -> list[Any]:
+        """Of each of these workers what is its own. A user's exception is raised with its own type, LostError if a
+        worker is gone, WorkersLostError if one does not answer in time."""
+        group = self._crew.group
+        assert group is not None, "ask before open"
+        self._replies = {}
+        for rank in commands:
+            if rank not in self._questions:  # it was lost since it has answered
+                self._settle()
+        for rank, command in commands.items():
+            group.answer(self._questions.pop(rank), command)
+        return self._values(commands)
+
+    def call(
+        self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
+    ) -> list[Any]:
+        """Run `fn(wire, *args)` on workers, all of them if none are named, packed once."""
+        packed = Call(fn, args, label).packed
+        return self.ask_each(dict.fromkeys(range(self.num_workers) if ranks is None else ranks, ("call", (packed,))))
+
+    def close(self) -> None:
+        """Let the workers end what they do, and end them."""
+        group = self._crew.group
+        if group is not None and len(self._questions) == self.num_workers and not self._lost:
+            for question in self._questions.values():
+                group.answer(question, None)
+            deadline = self._clock() + SETTLE_S
+            while not group.healthy() and not self._lost and self._clock() < deadline:
+                group.poll(POLL_S, self._take)
+        self._crew.output.flush()
+        self._questions = {}
+        self._crew.break_up(grace_s=2.0)
+
+    def give_up(self) -> None:
+        """End the workers at once, whatever they do. The next `open` has new ones."""
+        self._questions = {}
+        self._crew.release()
+        self._crew.output.flush()
+
+    def _values(self, ranks: Any) -> list[Any]:
+        """Of those that were asked, in their order."""
+        ranks, begin = list(ranks), self._clock()
+        self._await(ranks)
+        self._longest_s = max(self._longest_s, self._clock() - begin)
+        if failed := self._failed():
+            own = [error for error in failed if not self._backend.is_broken_collective(error)]
+            raise as_exception((own or failed)[0], failed)
+        return [self._unpacked(rank, self._replies[rank]) for rank in ranks]
+
+    def _unpacked(self, rank: int, reply: Done) -> Any:
+        if reply.packed is None:
+            return reply.value
+        event = outcome.returned(rank, reply.packed)
+        if isinstance(event, Raised):
+            raise as_exception(event)
+        return event.value
+
+    def _await(self, ranks: list[int]) -> None:
+        group, deadline = self._crew.group, self._deadline()
+        assert group is not None
+        while len(self._replies) < len(ranks):
+            group.poll(POLL_S, self._take)
+            self._raise_if_lost()
+            if any(isinstance(reply, Failed) for reply in self._replies.values()):
+                self._await_rest(ranks)
+                return
+            if deadline is not None and self._clock() > deadline:
+                self._hang(ranks)
+
+    def _await_rest(self, ranks: list[int]) -> None:
+        """One has raised. The others may wait for it in a collective; or what it has raised is the echo of an end that
+        is not known yet."""
+        group, begin = self._crew.group, self._clock()
+        assert group is not None
+        while self._clock() < begin + (PATIENCE_S if self._all_own() else SETTLE_S):
+            if len(self._replies) == len(ranks) and self._all_own():
+                return
+            group.poll(POLL_S, self._take)
+            self._raise_if_lost()
+        self.is_torn = len(self._replies) < len(ranks)
+
+    def _raise_if_lost(self) -> None:
+        if self._lost.keys() - self._told:
+            self._settle()
+
+    def _all_own(self) -> bool:
+        """Whether somebody has raised what is no echo of another rank's end."""
+        return any(not self._backend.is_broken_collective(error) for error in self._failed())
+
+    def _failed(self) -> list[Raised]:
+        return [outcome.raised(rank, one.error) for rank, one in self._replies.items() if isinstance(one, Failed)]
+
+    def _settle(self) -> None:
+        """A worker is lost: wait for others to come to rest, and raise. One that is at rest is enough, since all have
+        the same state; those that are soon at rest may have more to tell."""
+        group, begin = self._crew.group, self._clock()
+        assert group is not None
+        busy_s = max(BUSY_S, 3 * self._longest_s, self._hang_timeout_s or 0.0)
+        while silent := [rank for rank in range(self.num_workers) if rank not in self._questions | self._lost]:
+            if self._clock() > begin + (SOON_S if self._questions else busy_s):
+                break
+            group.poll(POLL_S, self._take)
+        self._told = set(self._lost)
+        reasons = [f"rank {rank} {reason}" for rank, reason in sorted(self._lost.items())]
+        if not self._questions:
+            reasons += [f"rank {rank} did not come to the end of its step" for rank in silent]
+        values = [reply.value for reply in self._replies.values() if isinstance(reply, Done)]
+        told = "; ".join(reasons) or "a worker does not answer any more"
+        raise LostError(told, tuple(sorted(self._questions)), values)
+
+    def _hang(self, ranks: list[int]) -> None:
+        silent = ", ".join(str(rank) for rank in ranks if rank not in self._replies)
+        more = self.on_hang()
+        raise WorkersLostError(
+            f"Rank {silent} did not answer within hang_timeout_s={self._hang_timeout_s:g}.{more} Raise hang_timeout_s "
+            "if a step may take so long."
+        )
+
+    def _deadline(self) -> float | None:
+        is_bounded = self.is_watched and self._hang_timeout_s is not None
+        return self._clock() + (self._hang_timeout_s or 0.0) if is_bounded else None
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Asked(rank, _, topic, value):
+                self._take_question(event, rank, topic, value)
+            case Died(rank, reason):
+                self._questions.pop(rank, None)
+                self._lost[rank] = reason
+            case Raised(rank):  # the serving itself, which is ours
+                self._replies[rank] = Failed((event.type_name, event.message, event.traceback, None))
+            case Returned():
+                pass
+            case Printed(rank, text):
+                self._crew.output.take(rank, text)
+            case Sent(_, "imported", files):
+                self._crew.learn_imports(files)
+            case Sent(rank, kind, value):
+                self.on_sent(rank, kind, value)
+
+    def _take_question(self, question: Asked, rank: int, topic: str, value: Any) -> None:
+        if topic == TOPIC:
+            self._questions[rank], self._replies[rank] = question, value
+        elif self._crew.group is not None:
+            self._crew.group.answer(question, ArgumentError(f"nobody knows an answer to {topic!r} here"))
+
+
+class InlineLink(Link):
+    """In this very process, where a call cannot wait for commands: each of them is a call of its own. Exceptions keep
+    their traceback."""
+
+    def __init__(self, crew: Crew, backend: BackendConfig, hang_timeout_s: float | None = None):
+        super().__init__(crew, backend, hang_timeout_s)
+        self._session = ExitStack()
+
+    def open(self, task_of: TaskOf, spec: Spec) -> list[Any]:
+        group = self._crew.get_ready()
+        task, _ = task_of(group.infos)
+        self._session = ExitStack()
+        return self._crew.all(_set_up_within, self._session, task, spec)
+
+    def ask_each(self, commands: Mapping[int, Command]) -> list[Any]:
+        [(verb, args)] = commands.values()
+        return self._crew.all(_perform, verb, args)
+
+    def call(
+        self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
+    ) -> list[Any]:
+        return self._crew.all(fn, *args)
+
+    def close(self) -> None:
+        self._session.close()
+        self._crew.break_up()
+
+    def give_up(self) -> None:
+        self._session.close()
+        self._crew.break_up()
+
+
+def _set_up_within(wire: Wire, session: ExitStack, task: Task, spec: Spec) -> Any:
+    """In this process, with a session that lasts as long as the workers would."""
+    session.enter_context(open_session(wire, task))
+    return set_up(wire, spec)
+
+
+def _perform(wire: Wire, verb: str, args: tuple[Any, ...]) -> Any:
+    return getattr(wire.shared[SIDE], verb)(*args)

@@ -1,0 +1,111 @@
+"""A model that computes its own gradients, as numpy arrays, as a replica."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.sgd.packing import Array, Slot
+from paceline.sgd.replica import Computed, OwnPosition, check_weights, loss_and_grad_of
+
+
+class NumpyReplica(OwnPosition):
+    """See `Replica`. Its weights are a dict or a list of arrays, and its gradients are the same."""
+
+    kind: ClassVar[str] = "numpy"
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.slots: Sequence[Slot] = [
+            Slot(name, array.shape, _travels_as(array)) for name, array in self._arrays().items()
+        ]
+
+    @classmethod
+    def takes(cls, model: Any) -> bool:
+        return all(callable(getattr(model, name, None)) for name in ("loss_and_grad", "get_weights", "set_weights"))
+
+    def compute(self) -> Computed:
+        loss, gradients, metrics = loss_and_grad_of(self.model)
+        found = named(gradients)
+        unknown = found.keys() - {slot.name for slot in self.slots}
+        if unknown:
+            raise ArgumentError(f"loss_and_grad() has gradients of what is no weight: {', '.join(sorted(unknown))}.")
+        return Computed(
+            loss,
+            [_gradient(slot, found.get(slot.name)) for slot in self.slots],
+            self._metrics(metrics),
+        )
+
+    def apply(self, gradients: Sequence[Array | None]) -> None:
+        """By the model's own `apply_gradients`, else plain gradient descent."""
+        weights = self._arrays()
+        by_name = {
+            slot.name: None if gradient is None else gradient.astype(weights[slot.name].dtype)
+            for slot, gradient in zip(self.slots, gradients, strict=True)
+        }
+        apply = getattr(self.model, "apply_gradients", None)
+        if apply is not None:
+            apply(self._like_weights(by_name))
+            return
+        rate = getattr(self.model, "learning_rate", None)
+        if rate is None:
+            raise ArgumentTypeError(
+                f"{type(self.model).__qualname__} has neither apply_gradients() nor a learning_rate: expected "
+                "one of them."
+            )
+        self.set_weights(
+            {
+                name: array if (gradient := by_name[name]) is None else (array - rate * gradient).astype(array.dtype)
+                for name, array in weights.items()
+            }
+        )
+
+    def weights(self) -> dict[str, Array]:
+        return {name: array.copy() for name, array in self._arrays().items()}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        ours = self._arrays()
+        check_weights(ours, weights)
+        arrays = {name: np.array(weights[name], dtype=array.dtype) for name, array in ours.items()}
+        self.model.set_weights(self._like_weights(arrays))
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"weights": self.weights()}
+        if hasattr(self.model, "get_state"):
+            state["optimizer"] = copy.deepcopy(self.model.get_state())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.set_weights(state["weights"])
+        if "optimizer" in state and hasattr(self.model, "set_state"):
+            self.model.set_state(copy.deepcopy(state["optimizer"]))
+
+    def _arrays(self) -> dict[str, Array]:
+        return {name: np.asarray(array) for name, array in named(self.model.get_weights()).items()}
+
+    def _like_weights(self, by_name: Mapping[str, Any]) -> Any:
+        """In the form that the model has its weights in."""
+        return dict(by_name) if isinstance(self.model.get_weights(), Mapping) else list(by_name.values())
+
+
+def named(values: Any) -> dict[str, Any]:
+    """A list by its numbers."""
+    if isinstance(values, Mapping):
+        return {str(name): value for name, value in values.items()}
+    return {str(number): value for number, value in enumerate(values)}
+
+
+def _travels_as(array: Array) -> str:
+    is_small = array.dtype.itemsize <= 2 or array.dtype.kind not in "fc"
+    return "float32" if is_small else array.dtype.name
+
+
+def _gradient(slot: Slot, given: Any) -> Array | None:
+    if given is None:
+        return None
+    array = np.asarray(given)
+    if array.shape != slot.shape:
+        raise ArgumentError(f"The gradient of {slot.name} is {list(array.shape)}, but the weight {list(slot.shape)}.")
+    return array.astype(slot.dtype, copy=False)

@@ -1,0 +1,148 @@
+"""The seam to a framework: one replica, which is one model with its data on one device. All of it is in a worker.
+
+    made        replica_of(model)            what the model_creator has returned decides which kind
+    once        slots                        which weights are trained; has to be the same in all replicas
+    once        set_weights                  those of replica 0, so that all begin with the same
+    each step   compute                      loss, metrics and gradients of the next batch
+                apply                        the mean gradients of all replicas
+    on demand   weights, state_dict, load_state_dict, validate, position
+
+Arrays on this side of the seam are numpy's: strategies sum and send them without knowing whose they are. A new
+framework is a new module with a class like these, and a line in the registry.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from paceline import registry
+from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.sgd.packing import Array, Slot
+from paceline.workers.reports import plain
+
+
+@dataclass
+class Computed:
+    loss: float
+    gradients: list[Array | None]
+    """In the order of the slots. Valid until the next `compute`: the memory may be the framework's own."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class Replica(Protocol):
+    """See above for who asks what. A class of this kind is made with the user's model, and imports its framework when
+    that is done, not before."""
+
+    kind: ClassVar[str]
+    model: Any
+    """The user's object, which `foreach_model` hands out."""
+    slots: Sequence[Slot]
+
+    @classmethod
+    def takes(cls, model: Any) -> bool:
+        """Whether a model is of this kind, without importing the framework: who has such a model has imported it."""
+
+    def compute(self) -> Computed:
+        """The next batch; the weights stay as they are."""
+
+    def apply(self, gradients: Sequence[Array | None]) -> None:
+        """Let the optimizer make its step with these gradients. They are somebody else's memory: to be copied, and not
+        written to. None leaves a weight alone."""
+
+    def weights(self) -> dict[str, Array]:
+        """Copies, by name: those that are trained and whatever else the model consists of, such as statistics."""
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """All of them. ArgumentError names what is missing, unknown or of another shape."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on and all replicas have in common: weights and optimizer, bit for bit, as a
+        checkpoint holds it. A copy."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def validate(self) -> dict[str, Any]:
+        """What the model's `validate` returns, as plain values."""
+
+    def position(self) -> Any:
+        """What this replica has of its own, as a small value: where it is in its data. None if there is no such thing.
+        Asked after each step."""
+
+    def set_position(self, position: Any) -> None: ...
+
+
+class OwnPosition:
+    """The part that is the same for every framework: a model that reads data in an order of its own says where it is
+    by `get_position()`, and goes on there with `set_position(position)`."""
+
+    model: Any
+
+    def position(self) -> Any:
+        get = getattr(self.model, "get_position", None)
+        return None if get is None else get()
+
+    def set_position(self, position: Any) -> None:
+        if position is not None:
+            self.model.set_position(position)
+
+    def validate(self) -> dict[str, Any]:
+        given = required(self.model, "validate", "validate()")()
+        if not isinstance(given, Mapping):
+            raise ArgumentTypeError(
+                f"{type(self.model).__qualname__}.validate() has returned {given!r}; expected a dict of metrics."
+            )
+        return {name: plain(value) for name, value in given.items()}
+
+    def _metrics(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the model tells of the batch it has just computed, and has told with its loss, as plain values."""
+        get = getattr(self.model, "get_metrics", None)
+        given = {**((get() or {}) if get is not None else {}), **(more or {})}
+        return {name: plain(value) for name, value in given.items()}
+
+
+def loss_and_grad_of(model: Any) -> tuple[float, Any, dict[str, Any]]:
+    """What a model that computes its own gradients tells of its next batch: loss, gradients, metrics."""
+    given = required(model, "loss_and_grad", "each step")()
+    if not isinstance(given, tuple) or len(given) not in (2, 3):
+        raise ArgumentTypeError(
+            f"{type(model).__qualname__}.loss_and_grad() has returned {type(given).__qualname__}; expected "
+            "(loss, gradients), as from jax.value_and_grad, or (loss, gradients, metrics)."
+        )
+    loss, gradients, *rest = given
+    return float(loss), gradients, rest[0] if rest else {}
+
+
+def required(model: Any, name: str, needed_for: str) -> Callable[..., Any]:
+    """A method of the user's model."""
+    method = getattr(model, name, None)
+    if not callable(method):
+        raise ArgumentTypeError(f"{type(model).__qualname__} has no method {name}(), which {needed_for} needs.")
+    found: Callable[..., Any] = method
+    return found
+
+
+def check_weights(known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """ArgumentError if weights by name are not those of a model."""
+    problems = [f"missing: {name}" for name in known if name not in given]
+    problems += [f"unknown: {name}" for name in given if name not in known]
+    shapes = {name: (list(known[name].shape), list(np.shape(given[name]))) for name in known if name in given}
+    problems += [f"{name} is {theirs}, expected {ours}" for name, (ours, theirs) in shapes.items() if ours != theirs]
+    if problems:
+        raise ArgumentError(f"These weights are not those of this model; {'; '.join(problems)}.")
+
+
+def replica_of(model: Any) -> Replica:
+    """Of what a model_creator has returned: by its base class (TorchModel, NumpyModel …), else by what it has."""
+    kinds = {name: registry.find("replica", name) for name in registry.names("replica")}
+    named = kinds.get(str(getattr(model, "replica_kind", None)))
+    for kind in [named] if named is not None else kinds.values():
+        if kind is named or kind.takes(model):
+            made: Replica = kind(model)
+            return made
+    raise ArgumentTypeError(
+        f"model_creator has returned {type(model).__qualname__}, of which it is not known how to train it. "
+        "Expected an object with get_loss() and get_optimizer(), as TorchModel describes it, or with loss_and_grad(), "
+        "get_weights() and set_weights(), as NumpyModel does."
+    )

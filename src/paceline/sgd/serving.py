@@ -1,0 +1,63 @@
+"""In a worker: one call that lasts as long as the workers do, and does what the driver asks for, again and again.
+
+A call of its own for every step would pack the function and the driver's surroundings anew, and unpack them on every
+rank; that takes longer than an empty step may.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from paceline.rank_session import Task
+from paceline.session import ending_forks, open_session
+from paceline.sgd.side import Side, Spec
+from paceline.workers import parcel
+from paceline.workers.base import Wire
+from paceline.workers.outcome import Error, describe_error, pack_value
+
+TOPIC = "sgd"
+"""A worker asks for what to do next, and tells with it what came of the last thing."""
+
+SIDE = "sgd"
+"""Where a worker has its side of it, in `wire.shared`."""
+
+
+class Done(NamedTuple):
+    """What came of a command. `packed` if the value is a user's."""
+
+    value: Any = None
+    packed: bytes | None = None
+
+
+class Failed(NamedTuple):
+    error: Error
+
+
+def serve(wire: Wire, task: Task, spec: Spec) -> None:
+    """Until the command is None."""
+    with open_session(wire, task), ending_forks():
+        reply = _tried(lambda: Done(set_up(wire, spec)))
+        while (command := wire.ask(TOPIC, reply)) is not None:
+            del reply  # gradients, maybe
+            reply = _tried(_performed, wire, *command)
+        wire.shared.pop(SIDE, None)
+
+
+def set_up(wire: Wire, spec: Spec) -> Any:
+    side = wire.shared[SIDE] = Side(spec, wire.place)
+    return side.layouts
+
+
+def _performed(wire: Wire, verb: str, args: tuple[Any, ...]) -> Done:
+    """A verb of the side; or a call, packed by the driver, `fn(wire, *args)`."""
+    if verb == "call":
+        fn, arguments = parcel.loads(args[0])
+        return Done(packed=pack_value(fn(wire, *arguments)))
+    return Done(getattr(wire.shared[SIDE], verb)(*args))
+
+
+def _tried(fn: Callable[..., Done], *args: Any) -> Done | Failed:
+    """What the driver has to know in any case. No BaseException of an engine's, which ends this call."""
+    try:
+        return fn(*args)
+    except (Exception, SystemExit) as error:
+        return Failed(describe_error(error))

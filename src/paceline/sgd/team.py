@@ -1,0 +1,242 @@
+"""The workers with their replicas, from the first to the last step: made equal, kept so, and renewed when some are
+lost."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline import registry
+from paceline.backends.base import BackendConfig
+from paceline.backends.torch import TorchConfig
+from paceline.callbacks.dispatch import CallbackList
+from paceline.control.crew import Crew
+from paceline.errors import ArgumentError
+from paceline.rank_session import Task
+from paceline.runs import RunRequest
+from paceline.sgd import model_calls
+from paceline.sgd.link import InlineLink, Link, LostError
+from paceline.sgd.memory import SharedBuffers, address_of
+from paceline.sgd.no_group import NoGroup
+from paceline.sgd.options import Options
+from paceline.sgd.packing import Layout
+from paceline.sgd.record import RunRecord
+from paceline.sgd.recovery import Recovery, check_budget, choose, nobody_left
+from paceline.sgd.side import Contribution, Spec
+from paceline.sgd.strategies import Made, Strategy, made_without
+from paceline.workers.base import Engine, Preload, Resources, Size, WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+class Team:
+    """From `open` to `close`."""
+
+    def __init__(
+        self, options: Options, request: RunRequest, engine: Engine, resources: Resources, callbacks: CallbackList
+    ):
+        self._options, self._request, self._engine, self._resources = options, request, engine, resources
+        self._callbacks = callbacks
+        self._strategy_class: Any = registry.find("sgd_strategy", options.strategy)
+        self._backend = self._backend_of_strategy()
+        size = Size(options.num_workers, options.num_workers)
+        self._crew = Crew(engine, self._backend, size, resources, options.max_retries)
+        kind = InlineLink if engine.name == "inline" else Link
+        self.link = kind(self._crew, self._backend, options.hang_timeout_s)
+        self.link.on_hang, self.link.on_sent = self._keep_stacks, self._hear
+        self.record: RunRecord | None = None
+        self._strategy: Strategy | None = None
+        self._layout = Layout(())
+        self._num_losses = 0
+        self.shares_memory = self._strategy_class.in_memory and options.num_workers > 1
+        """Whether workers are asked whether they can."""
+        self.step_number = 0
+        self._positions: list[Any] = []
+        engine.warm(self._backend.preload)
+
+    def open(self, logdir: Path) -> None:
+        """A run folder, workers, and replicas that begin with the weights of the first of them."""
+        self.record = RunRecord(self._request, logdir, self._callbacks, self._facts())
+        self.record.open(self._options.num_workers)
+        try:
+            self._begin()
+            self._load(self.link.call(model_calls.packed_state, ranks=[0])[0])
+        except LostError as lost:
+            raise nobody_left(lost.reason) from None
+
+    def step(self) -> Made:
+        assert self._strategy is not None
+        while True:
+            try:
+                self.link.is_watched = True
+                made = self._strategy.step(self.link)
+            except LostError as lost:
+                self.link.is_watched = False
+                if not self._recover(lost).stands:
+                    continue
+                made = made_without(lost)
+            else:
+                self.step_number += 1
+                self._learn_positions(made.contributions)
+            self.link.is_watched = False
+            return made
+
+    def _learn_positions(self, contributions: Sequence[Contribution]) -> None:
+        """After a step; a worker that was lost in it stays where it was before."""
+        if any(part.position is not None for part in contributions):
+            former = self._positions if len(self._positions) == self.link.num_workers else []
+            positions = dict(enumerate(former or [None] * self.link.num_workers))
+            positions |= {part.rank: part.position for part in contributions}
+            self._positions = list(positions.values())
+
+    def surely(self, act: Callable[[], R]) -> R:
+        """Again if workers are lost meanwhile, on those that take their place."""
+        while True:
+            try:
+                return act()
+            except LostError as lost:
+                self._recover(lost)
+
+    def load(self, packed_state: bytes, step: int, positions: Sequence[Any]) -> None:
+        """The same state in all replicas; each worker goes on in its own data."""
+
+        def act() -> None:
+            """All of it again if workers are lost: who takes their place has the number of what was before."""
+            self.step_number, self._positions = step, list(positions)
+            self._load(packed_state)
+
+        self.surely(act)
+
+    @property
+    def positions(self) -> list[Any]:
+        """Where the workers are in their data, each for itself."""
+        return self._positions
+
+    def close(self, state: str, error: BaseException | None = None) -> None:
+        try:
+            if state == "SUCCEEDED":
+                self.link.close()
+            else:
+                self.link.give_up()
+                self._crew.break_up()
+        finally:
+            if self.record is not None:
+                self.record.close(state, error)
+
+    def _begin(self) -> None:
+        """New workers, with replicas as they are made."""
+        self._layout = agreed(self.link.open(self._task, self._spec()))
+        buffers = self._share_memory() if self.shares_memory else None
+        self._strategy = self._strategy_class(self._spec(), self._layout, buffers)
+
+    def _task(self, infos: Sequence[WorkerInfo]) -> tuple[Task, Mapping[int, Path]]:
+        assert self.record is not None
+        return self.record.begin(infos, self._backend)
+
+    def _load(self, packed_state: bytes) -> None:
+        self.link.ask("load", packed_state, self.step_number, self._positions)
+
+    def _share_memory(self) -> SharedBuffers | None:
+        """If all workers are on this machine."""
+        buffers, fd = SharedBuffers.create(self.link.num_workers, self._layout.num_bytes)
+        try:
+            if all(self.link.ask("attach", address_of(fd), self._layout.num_bytes)):
+                return buffers
+            self.link.ask("detach")
+            return None
+        finally:
+            os.close(fd)
+
+    def _recover(self, lost: LostError) -> Recovery:
+        """Take the state from somebody who is left, and give it to new workers."""
+        check_budget(lost.reason, self._num_losses, self._options.max_retries)
+        recovery, state = self._state_of_who_is_left(lost)
+        self.step_number = recovery.step
+        if recovery.stands:
+            self._learn_positions(lost.contributions)
+        while True:
+            self._num_losses += 1
+            logger.warning("Workers were lost, and are replaced (%d): %s.", self._num_losses, lost.reason)
+            self.link.give_up()
+            assert self.record is not None
+            self.record.restart(lost.reason, self.step_number)
+            try:
+                self._begin()
+                self._load(state)
+                return recovery
+            except LostError as again:
+                lost = again
+                check_budget(lost.reason, self._num_losses, self._options.max_retries)
+
+    def _state_of_who_is_left(self, lost: LostError) -> tuple[Recovery, bytes]:
+        left = lost.idle
+        while left:
+            try:
+                made = self.link.ask_each(dict.fromkeys(left, ("made", ())))
+                recovery = choose(dict(zip(left, made, strict=True)), self.step_number)
+                return recovery, self.link.call(model_calls.packed_state, ranks=[recovery.keeper])[0]
+            except LostError as again:
+                left = again.idle
+        raise nobody_left(lost.reason)
+
+    def _keep_stacks(self) -> str:
+        """Of workers that do not answer."""
+        if self.record is None or self._crew.group is None:
+            return ""
+        return f" Stacks of all ranks are in {self.record.keep_stacks(self._crew.group.stacks())}."
+
+    def _hear(self, rank: int, kind: str, value: Any) -> None:
+        if self.record is not None and kind == "note":
+            self.record.note(value[0], rank=rank, **value[1])
+        elif kind == "report":
+            logger.warning("report() in a model reports nothing: let get_metrics() return it.")
+
+    def _facts(self) -> dict[str, Any]:
+        """For run.json."""
+        options = self._options
+        return {
+            "engine": self._engine.name,
+            "backend": repr(self._backend),
+            "num_workers": options.num_workers,
+            "devices_per_worker": options.devices_per_worker,
+            "strategy": options.strategy,
+            "resources": {"cpus": self._resources.cpus, "gpus": self._resources.gpus, **self._resources.custom},
+            "max_retries": options.max_retries,
+        }
+
+    def _spec(self) -> Spec:
+        options, shelf = self._options, self._engine.name
+        return Spec(
+            self._request.train_func,
+            options.devices_per_worker,
+            options.strategy,
+            options.divisor,
+            options.bucket_bytes,
+            shelf if shelf in registry.names("sgd_shelf") else "message",
+            self.step_number,
+            options.use_gpu,
+        )
+
+    def _backend_of_strategy(self) -> BackendConfig:
+        if self._strategy_class.has_group and self._options.num_workers > 1:
+            # models of other frameworks hand over arrays of the CPU, also where there are GPUs
+            return TorchConfig(backend="cpu:gloo,cuda:nccl" if self._options.use_gpu else None)
+        # All that torch imports later, too: the first optimizer of a worker takes more than a second for that.
+        return NoGroup(preload=TorchConfig.preload if "torch" in sys.modules else Preload())
+
+
+def agreed(layouts: list[list[Layout]]) -> Layout:
+    """The one that all replicas have. ArgumentError if one has another."""
+    first = layouts[0][0]
+    for worker, devices in enumerate(layouts):
+        for device, layout in enumerate(devices):
+            if (difference := first.difference(layout)) is not None:
+                raise ArgumentError(
+                    "All replicas have to train the same weights, but those of model_creator(0, 0) and "
+                    f"model_creator({worker}, {device}) differ: {difference}."
+                )
+    return first

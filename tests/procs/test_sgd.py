@@ -1,0 +1,334 @@
+"""DistributedSGD with real workers: training, what is known of it, and workers that are lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from sgd_models import Counting, Dying, DyingLate, Line, OddModel, Raising, Stuck, creator, digest, whole
+
+import paceline
+from paceline.errors import ArgumentError, CheckpointNotFoundError, TrainerStateError, WorkersLostError
+from paceline.sgd import DistributedSGD
+
+STRATEGIES = ["allreduce", "ps", "simple"]
+
+
+def quiet(creator, num_workers=2, devices=1, strategy="allreduce", **more):
+    return DistributedSGD(creator, num_workers, devices, use_cpus=True, strategy=strategy, verbose=False, **more)
+
+
+def check_whole(weights, num_steps):
+    for name, value in whole(num_steps).items():
+        np.testing.assert_allclose(weights[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("allreduce", 1), ("allreduce", 2), ("ps", 2), ("simple", 1)])
+def test_all_that_a_trained_model_is_good_for(strategy, devices, tmp_path):
+    with quiet(creator(devices), devices=devices, strategy=strategy) as sgd:
+        assert len(set(sgd.foreach_model(digest))) == 1  # before the first step
+        sgd.warmup()
+        for number in range(1, 4):
+            result = sgd.step()
+            assert result.step == sgd.num_steps == number
+            assert len(set(sgd.foreach_model(digest))) == 1
+        num_replicas = 2 * devices
+        assert len(result.losses) == num_replicas
+        assert result == pytest.approx(sum(result.losses) / num_replicas)
+        assert result["part"] == pytest.approx((num_replicas - 1) / 2)
+        assert result.metrics["twice"] == pytest.approx(num_replicas - 1)
+        assert sgd.foreach_model(lambda model: model.part) == list(range(num_replicas))
+        assert sgd.foreach_worker(len) == [devices] * 2
+        assert sgd.for_model(lambda model: model.num_losses) == 3
+        check_whole(sgd.get_weights(), 3)
+        assert sgd.validate()["distance"] == pytest.approx(sgd.get_weights()["scale"] + (num_replicas - 1) / 2)
+        path = sgd.save_checkpoint(tmp_path)
+        sgd.for_model(lambda model: model.get_loss().backward())  # is nobody's business but the user's
+        sgd.step()
+        model = sgd.get_model()
+        check_whole({name: value.numpy() for name, value in model.state_dict().items()}, 4)
+        after = sgd.foreach_model(digest)
+        sgd.restore_checkpoint(path)
+        assert sgd.num_steps == 3
+        sgd.step()
+        assert sgd.foreach_model(digest) == after  # with the momentum
+        sgd.set_weights({name: np.zeros_like(value) for name, value in sgd.get_weights().items()})
+        assert not any(value.any() for value in sgd.get_weights().values())
+    run = paceline.load_run(sgd.run_dir)
+    assert run.status.state == "SUCCEEDED"
+    assert run.request["strategy"] == strategy
+
+
+def test_models_of_numpy_by_collectives():
+    with quiet(lambda worker, device: Line(2 * worker + device), devices=2) as sgd:
+        for _ in range(2):
+            sgd.step()
+        weights = sgd.foreach_model(lambda model: model.weights)
+    expected, momentum = 1.0, 0.0
+    for _ in range(2):
+        momentum = 0.5 * momentum + np.mean([2 * (expected - part) for part in range(4)])
+        expected -= 0.1 * momentum
+    np.testing.assert_allclose(weights[0]["slope"], expected)
+    assert all((one["slope"] == weights[0]["slope"]).all() for one in weights)
+    np.testing.assert_allclose(weights[0]["offset"], -0.1 * (0.5 + 0.75), rtol=1e-6)
+
+
+def test_in_this_process():
+    with quiet(creator(2, 1), num_workers=0, devices=2) as sgd:
+        for _ in range(3):
+            sgd.step()
+        check_whole(sgd.get_weights(), 3)
+        assert sgd.for_model(lambda model: os.getpid()) == os.getpid()
+    assert paceline.load_run(sgd.run_dir).status.state == "SUCCEEDED"
+
+
+def test_the_run_is_like_any_other(tmp_path):
+    class Listener(paceline.Callback):
+        losses = []  # noqa: RUF012
+
+        def handle_result(self, results, **info):
+            self.losses.append(results[0]["loss"])
+
+    sgd = quiet(lambda worker: Line(worker), strategy="simple", callbacks=[Listener()], config={"lr": 0.1})
+    losses = [sgd.step() for _ in range(3)]
+    path = sgd.save_checkpoint()
+    sgd.report_progress(0.5)
+    sgd.shutdown()
+    sgd.shutdown()
+    run = paceline.load_run(sgd.run_dir)
+    frame = run.metrics
+    assert frame[frame["rank"] == 0]["loss"].tolist() == losses == Listener.losses
+    assert frame[frame["rank"] == 1]["worker_loss"].tolist() == [loss.losses[1] for loss in losses]
+    assert run.config == {"lr": 0.1}
+    assert [info.path for info in run.checkpoints] == [path]
+    with pytest.raises(TrainerStateError, match="has ended"):
+        sgd.step()
+    with quiet(lambda: Line(0), num_workers=1) as other:
+        other.restore_checkpoint(path)
+        assert other.num_steps == 3
+        with pytest.raises(CheckpointNotFoundError):
+            other.restore_checkpoint(tmp_path)
+        with pytest.raises(ArgumentError, match="no state of a DistributedSGD"):
+            other.load_state_dict({"step": 1})
+
+
+def test_what_is_printed(capfd):
+    with DistributedSGD(lambda: Line(0), num_workers=2, strategy="simple", use_cpus=True) as sgd:
+        print("Current loss", sgd.step())
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.rpartition(" ")[0] for line in lines] == [
+        "compute grad interior time",
+        "compute grad interior time",
+        "compute all grads time",
+        "grad reduce time",
+        "apply grad interior time",
+        "apply grad interior time",
+        "apply all grads time",
+        "Current loss",
+    ]
+    assert all(float(line.rpartition(" ")[2]) >= 0 for line in lines)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_worker_is_killed(strategy, tmp_path):
+    """In the middle of a step, and between two: nothing is left out, and nothing is done twice."""
+    with quiet(lambda worker: Dying(worker, tmp_path / "died"), strategy=strategy) as sgd:
+        for number in range(1, 5):
+            result = sgd.step()
+            assert (result.step, len(result.losses)) == (number, 2)
+        os.kill(sgd.foreach_worker(lambda models: os.getpid())[0], signal.SIGKILL)
+        assert sgd.get_weights()["sum"] == 1 + 2 + 3 + 4
+        assert sgd.step().step == 5
+        assert sgd.foreach_model(lambda model: (model.next, model.weights["sum"].item())) == [(5, 15.0)] * 2
+    run = paceline.load_run(sgd.run_dir)
+    assert run.status.state == "SUCCEEDED"
+    assert [event["step"] for event in run.events if event["kind"] == "recovered"] == [2, 4]
+    frame = run.metrics
+    assert frame[frame["rank"] == 0]["step"].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "simple"])
+def test_worker_is_killed_when_another_has_made_the_step(strategy, tmp_path):
+    with quiet(lambda worker: DyingLate(worker, tmp_path / "died"), strategy=strategy) as sgd:
+        results = [sgd.step() for _ in range(4)]
+        assert [result.step for result in results] == [1, 2, 3, 4]
+        told = 1 if strategy == "allreduce" else 2
+        assert [len(result.losses) for result in results] == [2, 2, told, 2]
+        assert sgd.foreach_model(lambda model: model.weights["sum"].item())[0] == expected_sum(strategy)
+        assert len(set(sgd.foreach_model(lambda model: model.weights["sum"].item()))) == 1
+    frame = paceline.load_run(sgd.run_dir).metrics
+    assert frame[frame["rank"] == 0]["step"].tolist() == [1, 2, 3, 4]
+
+
+def expected_sum(strategy):
+    """What a rank had read, and could not tell, it reads again: with allreduce, the last mean is that of 4 and 3."""
+    return 1 + 2 + 3 + (3.5 if strategy == "allreduce" else 4)
+
+
+def test_worker_is_killed_before_a_checkpoint_is_restored(tmp_path):
+    with quiet(lambda: Counting(), strategy="simple") as sgd:
+        sgd.step()
+        path = sgd.save_checkpoint(tmp_path)
+        sgd.step()
+        sgd.step()
+        os.kill(sgd.foreach_worker(lambda models: os.getpid())[1], signal.SIGKILL)
+        sgd.restore_checkpoint(path)
+        assert (sgd.num_steps, sgd.step().step) == (1, 2)
+        assert sgd.foreach_model(lambda model: (model.next, model.weights["sum"].item())) == [(2, 3.0)] * 2
+
+
+def test_the_optimizer_survives_too():
+    with quiet(creator(1)) as sgd:
+        for number in range(4):
+            if number == 2:
+                os.kill(sgd.foreach_worker(lambda models: os.getpid())[1], signal.SIGKILL)
+            sgd.step()
+        check_whole(sgd.get_weights(), 4)
+        assert len(set(sgd.foreach_model(digest))) == 1
+
+
+def test_worker_is_killed_and_not_replaced(tmp_path):
+    with quiet(lambda worker: Dying(worker, tmp_path / "died"), max_retries=0) as sgd:
+        sgd.step()
+        sgd.step()
+        with pytest.raises(WorkersLostError, match=r"max_retries=0\): rank 1 was killed by SIGKILL"):
+            sgd.step()
+    status = paceline.load_run(sgd.run_dir).status
+    assert status.state == "FAILED"
+    assert "rank 1 was killed" in status.reason
+
+
+def test_the_only_worker_is_killed():
+    with quiet(lambda: Counting(), num_workers=1) as sgd:
+        sgd.step()
+        os.kill(sgd.foreach_worker(lambda models: os.getpid())[0], signal.SIGKILL)
+        with pytest.raises(WorkersLostError, match="No worker is left that has the state"):
+            sgd.step()
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "simple"])
+def test_a_model_raises(strategy):
+    with quiet(lambda worker: Raising(worker), strategy=strategy) as sgd:
+        sgd.step()
+        with pytest.raises(FloatingPointError, match="not finite") as caught:
+            sgd.step()
+    assert "rank 1" in caught.value.__notes__[0]
+    status = paceline.load_run(sgd.run_dir).status
+    assert (status.state, status.reason) == ("FAILED", "FloatingPointError: the loss is not finite")
+
+
+def test_a_function_raises_and_training_goes_on():
+    with quiet(lambda worker: Counting(), strategy="ps") as sgd:
+        sgd.step()
+        with pytest.raises(ZeroDivisionError):
+            sgd.foreach_model(lambda model: 1 / 0)
+        with pytest.raises(ArgumentError, match="unknown: other"):
+            sgd.set_weights({"other": np.ones(1)})
+        assert sgd.step().step == 2
+
+
+def test_models_that_differ():
+    def create(worker):
+        model = Counting()
+        if worker == 1:
+            model.weights["more"] = np.ones(2)
+        return model
+
+    with pytest.raises(ArgumentError, match="1 weights and 2"):
+        quiet(create, strategy="simple").start()
+
+
+def test_worker_hangs():
+    sgd = quiet(lambda: Stuck(), strategy="simple", hang_timeout_s=0.5)
+    with pytest.raises(WorkersLostError, match=r"did not answer within hang_timeout_s=0\.5") as caught:
+        sgd.step()
+    [stacks] = (sgd.run_dir / "logs").glob("hang_*")
+    assert str(stacks) in str(caught.value)
+    assert "loss_and_grad" in stacks.read_text()
+
+
+class Reading(OddModel):
+    """Every row of the run's dataset adds its value to the only weight."""
+
+    def __init__(self):
+        import torch
+
+        self.module = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(self.module.weight)
+        self.batches = self._batches()
+        self.seen = []
+
+    def _batches(self):
+        shard = paceline.get_data_shard()
+        while True:
+            yield from shard.iter_batches(1)
+
+    def get_loss(self):
+        import torch
+
+        [value] = next(self.batches)["x"]
+        self.seen.append(float(value))
+        return -self.module.weight.sum() * torch.tensor(float(value))
+
+    def get_optimizer(self):
+        import torch
+
+        return torch.optim.SGD(self.module.parameters(), lr=1.0)
+
+    def get_metrics(self):
+        return {}
+
+
+def test_rows_of_a_dataset_each_once_though_a_worker_is_killed(tmp_path):
+    dataset = paceline.data.from_numpy({"x": np.arange(8.0)})
+    with quiet(lambda: Reading(), dataset=dataset) as sgd:
+        sgd.step()
+        sgd.step()
+        path = sgd.save_checkpoint(tmp_path)
+        os.kill(sgd.foreach_worker(lambda models: os.getpid())[1], signal.SIGKILL)
+        sgd.step()
+        sgd.step()
+        assert sgd.get_weights()["weight"].item() == sum(range(8)) / 2
+    with quiet(lambda: Reading(), num_workers=1, dataset=dataset) as sgd:  # and on another number of workers
+        sgd.restore_checkpoint(path)
+        for _ in range(4):
+            sgd.step()
+        assert sgd.for_model(lambda model: model.seen) == [4, 5, 6, 7]
+
+
+SCRIPT = """
+    import os, sys
+    import numpy as np
+    from paceline.sgd import DistributedSGD, NumpyModel
+
+    class Line(NumpyModel):
+        def __init__(self):
+            self.weights = {"a": np.ones(2)}
+
+        def loss_and_grad(self):
+            return 1.0, {"a": np.ones(2)}
+
+    sgd = DistributedSGD(lambda worker_idx, device_idx: Line(), num_workers=2, strategy="simple", use_cpus=True,
+                         verbose=False, logdir=sys.argv[1])
+    for _ in range(3):
+        loss = sgd.step()
+    {last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "state"),
+    [("", 0, "SUCCEEDED"), ("raise ValueError('oh')", 1, "FAILED"), ("os.kill(os.getpid(), 9)", -9, "LOST")],
+)
+def test_a_script_that_does_not_shut_down(last, code, state, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT).replace("{last}", last))
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    run = paceline.load_run(tmp_path)
+    assert run.status.state == state
+    if state == "FAILED":
+        assert run.status.reason == "ValueError: oh"

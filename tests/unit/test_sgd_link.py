@@ -1,0 +1,78 @@
+"""The driver's end of the workers' call, without workers: what it waits for when one of them is lost, and how long."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.backends.base import BackendConfig
+from paceline.sgd.link import BUSY_S, Link, LostError
+from paceline.sgd.serving import TOPIC, Done
+from paceline.sgd.side import Spec
+from paceline.workers.base import Asked, Died
+
+SPEC = Spec(lambda: None, 1, "simple", 2.0, 1000)
+
+
+class TwoWorkers:
+    """Answer what they are asked after `busy_s`, by a clock that goes on while the driver polls. Rank 1 dies instead
+    once `is_dying` is set."""
+
+    def __init__(self, busy_s=1.0):
+        self.busy_s, self.is_dying, self.now = busy_s, False, 0.0
+        self.infos = [None, None]
+        self._due = []
+
+    def submit(self, calls, logs):
+        for rank in calls:
+            self._ask(rank)
+
+    def answer(self, question, command):
+        if self.is_dying and question.rank == 1:
+            self._due.append((self.now, Died(1, "was killed")))
+        else:
+            self._ask(question.rank)
+
+    def _ask(self, rank):
+        self._due.append((self.now + self.busy_s, Asked(rank, 1, TOPIC, Done(rank))))
+
+    def poll(self, timeout_s, deliver):
+        self.now += timeout_s
+        happened = [one for one in self._due if one[0] <= self.now]
+        self._due = [one for one in self._due if one not in happened]
+        for _, event in happened:
+            deliver(event)
+
+
+def linked(workers, **more):
+    crew = SimpleNamespace(group=workers, world_size=2, get_ready=lambda: workers)
+    link = Link(crew, BackendConfig(), clock=lambda: workers.now, **more)
+    assert link.open(lambda infos: (None, {}), SPEC) == [0, 1]
+    return link
+
+
+def lost(workers, link, busy_s):
+    workers.is_dying, workers.busy_s = True, busy_s
+    with pytest.raises(LostError) as caught:
+        link.ask("compute")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "busy_s", "more"),
+    [(0.1, 0.9 * BUSY_S, {}), (100.0, 200.0, {}), (0.1, 2 * BUSY_S, {"hang_timeout_s": 3 * BUSY_S})],
+    ids=["the first step may take longer", "as the steps before", "as hang_timeout_s allows"],
+)
+def test_who_is_in_the_middle_of_a_step_when_another_dies_comes_to_its_end(usual_s, busy_s, more):
+    workers = TwoWorkers(usual_s)
+    link = linked(workers, **more)
+    found = lost(workers, link, busy_s)
+    assert (found.idle, found.values, found.reason) == ((0,), [0], "rank 1 was killed")
+
+
+def test_who_never_comes_to_rest_is_not_waited_for_for_ever():
+    workers = TwoWorkers()
+    found = lost(workers, linked(workers), math.inf)
+    assert found.idle == ()
+    assert found.reason == "rank 1 was killed; rank 0 did not come to the end of its step"
+    assert workers.now < BUSY_S + 10
