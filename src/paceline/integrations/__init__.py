@@ -1,0 +1,1 @@
+"""Trainers of other libraries in our runs: a callback for each, in a module that is named for its library."""
