@@ -1,6 +1,7 @@
 """Fixtures for every test, and a guard: a test fails that leaves a process, a thread, a variable or a file behind, or
 holds anything of Ray's cluster."""
 
+import compileall
 import contextlib
 import gc
 import glob
@@ -16,6 +17,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+import paceline
 from paceline import Trainer
 from paceline.workers import nursery
 from paceline.workers.ray import RayEngine
@@ -48,6 +50,36 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         ranks = {folder: rank for rank, folder in enumerate(LONG_FIRST)}
         items.sort(key=lambda item: (not _needs_ray(item), ranks.get(item.path.parent.name, 0)))
+    _last_user.update({name: item for item in items for name in CLUSTERS if _uses(item, name)})
+
+
+CLUSTERS = ("ray_cluster", "cluster")
+"""The fixtures that are a cluster. Each ends with the last test that uses it, not with the last of all: an idle one
+takes a tenth of a core, and to look for what a test left behind among its hundreds of threads takes far longer than
+most tests."""
+_last_user = {}
+_ends = {name: contextlib.ExitStack() for name in CLUSTERS}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    yield
+    for name in CLUSTERS:
+        if _last_user.get(name) is item:
+            _ends[name].close()
+
+
+@pytest.fixture(scope="session")
+def ends():
+    """By the name of a cluster's fixture, the stack that is closed when the cluster is not needed any more: last what
+    ends the cluster, before it what of long life has workers there."""
+    yield _ends
+    for stack in _ends.values():
+        stack.close()
+
+
+def _uses(item, cluster):
+    return _needs_ray(item) if cluster == "ray_cluster" else cluster in item.fixturenames
 
 
 def _needs_ray(item):
@@ -60,12 +92,17 @@ def _needs_ray(item):
 def results_dir(tmp_path_factory):
     """Runs and temporary files go to folders of the test session's own, and nothing is drawn on the terminal."""
     path = tmp_path_factory.mktemp("results")
+    # Under PYTHONDONTWRITEBYTECODE, each of the hundreds of programs that tests start would compile what it imports of
+    # ours. The variable stays: a test that edits a module within a second would be given the old one.
+    compileall.compile_dir(Path(paceline.__file__).parent, quiet=2)
     # The sockets of a Ray that a test starts are below TMPDIR, and the path of a socket may not be long.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as scratch:
         patch.setenv("TMPDIR", scratch)
         patch.setattr(tempfile, "tempdir", None)  # it is remembered from the first use on
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
+        # The hundreds of programs that tests start would compile all that they import of ours, each for itself.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("RAY_worker_niceness", "0")  # beside the tests of another process, Ray's workers would starve
         patch.setenv("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes longer than Ray would wait
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
@@ -75,18 +112,18 @@ def results_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
-    """One Ray for the whole test run, with more CPUs than there are, since nobody here needs a whole one. Workers that
-    stay take none of them, so that a test can count what it takes itself."""
+def ray_cluster(ends):
+    """One Ray for all tests that need one, with more CPUs than there are, since nobody here needs a whole one. Workers
+    that stay take none of them, so that a test can count what it takes itself."""
     import ray
 
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield ray
-    ray.shutdown()
+    ends["ray_cluster"].callback(ray.shutdown)
+    return ray
 
 
 @pytest.fixture(scope="session", params=["local", "ray"])
-def warm(request, lasts):
+def warm(request, lasts, ends):
     """One group of two torch workers on each engine, for all tests that can share it."""
     engine, arguments = request.param, {}
     if engine == "ray":
@@ -96,6 +133,8 @@ def warm(request, lasts):
         Trainer(backend="torch", num_workers=2, logdir=f"warm_{request.param}", engine=engine, **arguments) as trainer,
         lasts(trainer),
     ):
+        if request.param == "ray":
+            ends["ray_cluster"].callback(trainer.shutdown)
         yield trainer
 
 
@@ -213,8 +252,8 @@ def _world():
     descendants = set(every) - expected
     return {
         "processes": set(filter(None, map(_described, descendants))),
-        "threads": {thread.name for thread in threading.enumerate()},
-        "environment": {item for item in os.environ.items() if not item[0].startswith(("PYTEST_", "TORCHINDUCTOR_"))},
+        "threads": {thread.name for thread in threading.enumerate() if not isinstance(thread, _OF_A_LIBRARY)},
+        "environment": {item for item in os.environ.items() if not item[0].startswith(_SET_BY_IMPORTS)},
         "files": set(os.listdir(Path(__file__).parent.parent)) | _scratch(),
     }
 
@@ -256,6 +295,15 @@ def _remove_groups(left):
     for one in left["groups"]:
         remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(one["placement_group_id"]))))
 
+
+_SET_BY_IMPORTS = (
+    *("PYTEST_", "TORCHINDUCTOR_", "KMP_"),
+    *("TF2_", "TF_CPP_", "TPU_", "ENABLE_RUNTIME_UPTIME_", "HDF5_PLUGIN_"),
+)
+"""Variables that a library sets when it is imported: no leak of whatever test is the first to do that."""
+
+_OF_A_LIBRARY = threading._DummyThread
+"""A thread that Python has not started and a library keeps for good, as TensorFlow those that call functions."""
 
 _IS_LISTED = bool(glob.glob("/proc/self/task/*/children"))
 

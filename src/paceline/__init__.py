@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.backends.base import BackendConfig
+    from paceline.backends.horovod import HorovodConfig
+    from paceline.backends.jax import JaxConfig
+    from paceline.backends.tensorflow import TensorflowConfig
     from paceline.backends.torch import TorchConfig
     from paceline.callbacks import (
         Callback,
@@ -69,6 +72,9 @@ LOG_FORMAT = "%(levelname)s: [%(process)d] %(name)s: %(message)s"
 
 _HOMES = {
     "paceline.backends.base": ["BackendConfig"],
+    "paceline.backends.tensorflow": ["TensorflowConfig"],
+    "paceline.backends.horovod": ["HorovodConfig"],
+    "paceline.backends.jax": ["JaxConfig"],
     "paceline.backends.torch": ["TorchConfig"],
     "paceline.callbacks": [
         "Callback",
@@ -133,6 +139,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointInfo",
     "CheckpointStrategy",
+    "HorovodConfig",
+    "JaxConfig",
     "JsonLoggerCallback",
     "LocalEngine",
     "MLflowLoggerCallback",
@@ -146,6 +154,7 @@ __all__ = [
     "SGDCallback",
     "SGDIterator",
     "TBXLoggerCallback",
+    "TensorflowConfig",
     "TorchConfig",
     "Trainer",
     "WandbLoggerCallback",
@@ -190,7 +199,9 @@ def __getattr__(name: str) -> Any:
         "core",
         "data",
         "experiment",
+        "keras",
         "pytorch",
+        "sgd",
     ):  # packages of their own, for `paceline.data.read_parquet` after `import paceline`
         return import_module(f"paceline.{name}")
     if name not in _HOME_OF:

@@ -82,6 +82,8 @@ class Session:
         self._is_leaving = False
         self._keepers: dict[str, Keeper] = {}
         self._resumed: Checkpoint | None = None
+        self._former: Sequence[Mapping[str, Any] | None] = ()
+        """See `restore_keepers`."""
         self.seed: int | None = None
         """Of `enable_reproducibility`."""
         self._door: Any = None
@@ -223,10 +225,28 @@ class Session:
         self._keepers[keeper.name] = keeper
         if self._resumed is not None:
             self._restore(keeper, self._resumed)
+        if self._former:
+            self._restore_from_former(keeper)
 
     def kept(self, name: str) -> Any | None:
         """What a keeper of that name had of this rank in the checkpoint that the function began with."""
         return None if self._resumed is None else (self._resumed.own_part() or {}).get(name)
+
+    def keepers_state(self) -> dict[str, Any]:
+        """What all keepers have, for who holds it somewhere else than in this session's checkpoints."""
+        return {name: keeper.state() for name, keeper in self._keepers.items()}
+
+    def restore_keepers(self, states: Sequence[Mapping[str, Any] | None]) -> None:
+        """Go on from what every rank had then, each its own; their number may be another now. Keepers that come later
+        do so when they come."""
+        self._former = states
+        for keeper in self._keepers.values():
+            self._restore_from_former(keeper)
+
+    def _restore_from_former(self, keeper: Keeper) -> None:
+        states = [(state or {}).get(keeper.name) for state in self._former]
+        own = states[self.place.world_rank] if len(states) == self.place.world_size else None
+        keeper.restore(own, lambda: states)
 
     @staticmethod
     def _restore(keeper: Keeper, checkpoint: Checkpoint) -> None:
@@ -243,6 +263,12 @@ class Session:
     def latest_batch(self) -> Any:
         """How many rows this rank, and all ranks together, have in the batch that a loop over a shard is at."""
         return None if self._door is None else self._door.latest
+
+    def end_epoch_of_data(self, *, is_over: bool) -> None:
+        """Whoever loops over the shards of this rank knows that an epoch is over, though its loops were not told; or,
+        without `is_over`, that it is if all rows were had."""
+        if self._door is not None:
+            self._door.end_epoch(is_over=is_over)
 
     def offer(self, datasets: Mapping[str | None, Any]) -> None:
         """Datasets by name that the function has made itself, equally on all ranks: `door` leads to these, and their

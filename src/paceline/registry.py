@@ -7,14 +7,21 @@ from importlib import import_module
 from typing import Any
 
 KINDS = {
-    "backend": {"torch": "paceline.backends.torch:TorchConfig"},
+    "backend": {
+        "tensorflow": "paceline.backends.tensorflow:TensorflowConfig",
+        "horovod": "paceline.backends.horovod:HorovodConfig",
+        "jax": "paceline.backends.jax:JaxConfig",
+        "torch": "paceline.backends.torch:TorchConfig",
+    },
     "engine": {
         "inline": "paceline.workers.inline:InlineEngine",
         "local": "paceline.workers.local:LocalEngine",
         "ray": "paceline.workers.ray:RayEngine",
     },
     "framework": {
+        "jax": "paceline.frameworks.jax:Jax",
         "numpy": "paceline.frameworks.numpy:Numpy",
+        "tensorflow": "paceline.frameworks.tensorflow:Tensorflow",
         "torch": "paceline.frameworks.torch:Torch",
     },
     "dataset": {
@@ -29,7 +36,21 @@ KINDS = {
         "torch": "paceline.data.kinds.torch:TorchSource",
         "torch_stream": "paceline.data.kinds.torch:TorchStreamSource",
     },
+    "replica": {
+        "jax": "paceline.sgd.jax_replica:JaxReplica",
+        "numpy": "paceline.sgd.numpy_replica:NumpyReplica",
+        "tensorflow": "paceline.sgd.tensorflow_replica:TensorflowReplica",
+        "torch": "paceline.sgd.torch_replica:TorchReplica",
+    },
     "rows": {"audit": "paceline.recording.audit:audit", "diff": "paceline.recording.row_difference:diff"},
+    "sgd_device": {"torch": "paceline.sgd.torch_allreduce:on_device"},
+    "sgd_exchange": {"torch": "paceline.sgd.torch_allreduce:exchange_of"},
+    "sgd_shelf": {"message": "paceline.sgd.shelf:MessageShelf", "ray": "paceline.sgd.ray_shelf:RayShelf"},
+    "sgd_strategy": {
+        "allreduce": "paceline.sgd.strategies:AllReduce",
+        "ps": "paceline.sgd.strategies:ParameterServers",
+        "simple": "paceline.sgd.strategies:Simple",
+    },
     "search": {"tune": "paceline.search:tune_trainable"},
 }
 
@@ -42,12 +63,18 @@ LAUNCH_WORKER_MODULES = ("paceline.launch.as_main",)
 EXPERIMENT_WORKER_MODULES = ("torchmetrics", "paceline.data.door", "paceline.experiment.measures")
 """What a worker uses besides that trains a typed experiment: torchmetrics takes as long as torch to import."""
 
+JAX_WORKER_MODULES = ("paceline.frameworks.jax_arrays",)
+"""What a worker that trains with jax is likely to use besides."""
+
 TORCH_WORKER_MODULES = (
     "paceline.frameworks.torch_arrays",
     "paceline.prepare.loader",
     "paceline.prepare.model",
 )
 """What a worker that trains with torch is likely to use besides."""
+
+TENSORFLOW_IMPORT = "paceline.backends.tensorflow_import"
+"""By which a worker imports TensorFlow."""
 
 
 def find(kind: str, name: str) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.checkpoints import Checkpoint
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
+from paceline.frameworks import every
 from paceline.rank_session import Session, Task
 from paceline.workers.base import Place, Wire, place_from_environ
 
@@ -35,6 +36,9 @@ def train(wire: Wire, task: Task) -> tuple[Any, bool]:
     """Run the user's function in a session: what the driver submits to every rank. Returns its value and whether the
     process group is still fit for another run."""
     with open_session(wire, task) as session:
+        for put_back in (framework.putting_back() for framework in every()):
+            if put_back is not None:
+                session.cleanups.callback(put_back)
         value = _value_of(task.request.call)
         session.close()
     return value, task.backend.intact()

@@ -58,7 +58,8 @@ class Trainer:
     ...     results = trainer.run(train_func, config={"lr": 0.1})
 
     Args:
-        backend: how the workers become one group: "torch", or a config object such as `TorchConfig(timeout_s=60)`.
+        backend: how the workers become one group: "torch", "tensorflow", "jax", "horovod", or a config object such as
+            `TorchConfig(timeout_s=60)`; `BackendConfig()` makes none.
         num_workers: 0 runs the function in this process, where a debugger works. A pair (min, max) is elastic: as many
             as can be had, more when there is room, fewer when a lost one is not replaced; max may be `math.inf`.
         use_gpu: one GPU for each worker, unless `gpus_per_worker` says how many.

@@ -32,8 +32,38 @@ class Samples:
     small_values: list[Any]
     plain_forms: list[tuple[Any, Any]]
     refused: list[Any]
-    draw: Callable[[], float]
+    draw: Callable[[], float] | None = None
+    """From its global generator, if it has one."""
     stand_ins: list[tuple[Any, Any]] = field(default_factory=list)
+    base: type | None = None
+    """What a class of the user's may derive from, if that is not the class of the arrays."""
+
+
+def jax_samples():
+    import jax
+    import optax
+    from flax import nnx
+    from jax import numpy as jnp
+
+    dtypes = ("uint8", "int32", "float16", "bfloat16", "float32", "float8_e4m3fn", "int4", "complex64")
+    donated = jnp.ones(2)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(donated)
+    params = {"w": jnp.arange(3.0), "b": jnp.ones((), jnp.bfloat16)}
+    return Samples(
+        tags=("jax", {"optax"}),
+        arrays=[jnp.arange(6).astype(dtype).reshape(2, 3) for dtype in dtypes]
+        + [jnp.array([True, False]), jnp.zeros((0, 3)), jnp.array(2.5), jnp.array([0.1, jnp.nan])]
+        + [jax.random.PRNGKey(1), jax.random.key(2), jax.random.split(jax.random.key(3, impl="rbg"), (2, 2))],
+        small_values=[optax.EmptyState(), optax.adam(1e-3).init(params)[0], optax.sgd(0.1, 0.9).init(params)[0]],
+        plain_forms=[
+            (jnp.float32(1.5), 1.5),
+            (jnp.int32(3), 3),
+            (jnp.array([1, 2]), np.array([1, 2], dtype="i4")),
+            (jnp.array([[1.5]], jnp.bfloat16), np.array([[1.5]], dtype="f4")),
+        ],
+        refused=[donated, optax.sgd(0.1), nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(0))), jax.devices()[0]],
+        base=jax.Array,
+    )
 
 
 def numpy_samples():
@@ -81,7 +111,30 @@ def wrapped_by_hand(model):
     return wrapper
 
 
-SAMPLES = {"numpy": numpy_samples, "torch": torch_samples}
+WITH_GENERATOR = ["numpy", "torch"]
+
+
+def tensorflow_samples():
+    import tensorflow as tf
+
+    dtypes = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint64, tf.complex64]
+    return Samples(
+        tags=("tensorflow.tensor", set()),
+        arrays=[tf.cast(tf.reshape(tf.range(6), (2, 3)), dtype) for dtype in dtypes]
+        + [tf.constant([True, False]), tf.constant(1.5), tf.zeros((0, 2)), tf.constant([0.1, float("nan")])],
+        small_values=[],
+        plain_forms=[
+            (tf.constant(1.5), 1.5),
+            (tf.Variable(3), 3),
+            (tf.constant([1, 2]), np.array([1, 2], dtype="i4")),
+            (tf.Variable([[1.5]], dtype=tf.bfloat16), np.array([[1.5]], dtype="f4")),
+        ],
+        refused=[tf.constant("text"), tf.sparse.eye(2), tf.ragged.constant([[1], [2, 3]])],
+        base=tf.Tensor,
+    )
+
+
+SAMPLES = {"jax": jax_samples, "numpy": numpy_samples, "tensorflow": tensorflow_samples, "torch": torch_samples}
 
 
 @pytest.fixture(params=registry.names("framework"))
@@ -136,9 +189,10 @@ def test_framework_that_another_thread_is_importing_is_not_looked_into(framework
 def test_values_are_known_by_their_class_and_by_what_it_derives_from(framework, samples):
     for value in [*samples.arrays, *samples.small_values]:
         assert frameworks.of(value) is framework
-    mine = type("Mine", (type(samples.arrays[0]),), {"__module__": "a.module.of.the.user"})
+    base = samples.base or type(samples.arrays[0])
+    mine = type("Mine", (base,), {"__module__": "a.module.of.the.user"})
     assert frameworks._owner_of(mine) is framework
-    made_at_run_time = type("Made", (type(samples.arrays[0]),), {"__module__": framework.name})
+    made_at_run_time = type("Made", (base,), {"__module__": framework.name})
     assert frameworks._owner_of(made_at_run_time) is framework
     assert {mine, made_at_run_time}.isdisjoint(frameworks._owners), "nothing keeps them alive"
     assert frameworks._owner_of(type("Mine", (), {"__module__": None})) is None
@@ -222,6 +276,16 @@ def drawn_in_a_fork(draw, first):
     return struct.unpack("d", data)[0]
 
 
+with_generator = pytest.mark.parametrize("framework", WITH_GENERATOR, indirect=True)
+
+
+def test_framework_has_a_generator_or_no_state_of_one(framework, samples):
+    assert (samples.draw is not None) == (framework.name in WITH_GENERATOR)
+    assert (framework.rng_state() is not None) == (framework.name in WITH_GENERATOR)
+
+
+@with_generator
+@pytest.mark.filterwarnings("ignore:os.fork")  # jax has threads here, but the fork does not use it
 def test_fork_draws_numbers_of_its_own_once_reseeded(framework, samples):
     state = framework.rng_state()
     own = samples.draw()
@@ -231,6 +295,7 @@ def test_fork_draws_numbers_of_its_own_once_reseeded(framework, samples):
     assert len({own, *(drawn_in_a_fork(samples.draw, generators.reseed) for _ in range(2))}) == 3
 
 
+@with_generator
 def test_generator_goes_on_where_its_state_was_taken(framework, samples):
     state = framework.rng_state()
     expected = [samples.draw() for _ in range(3)]
@@ -239,6 +304,7 @@ def test_generator_goes_on_where_its_state_was_taken(framework, samples):
     assert [samples.draw() for _ in range(3)] == expected
 
 
+@with_generator
 @pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
 def test_same_seed_gives_the_same_numbers(framework, samples, seed):
     before = generators.states()
@@ -252,12 +318,20 @@ def test_same_seed_gives_the_same_numbers(framework, samples, seed):
 
 
 def test_all_generators_go_on_where_their_states_were_taken():
-    draws = [make().draw for make in SAMPLES.values()]
+    draws = [SAMPLES[name]().draw for name in WITH_GENERATOR]
     states = generators.states()
-    assert set(states) >= {"python", *SAMPLES}
+    assert set(states) >= {"python", *WITH_GENERATOR}
     expected = [draw() for draw in draws]
     generators.restore(states)
     assert [draw() for draw in draws] == expected
+
+
+def test_variable_of_tensorflow_is_kept_and_travels_as_what_it_holds(there_and_back):
+    import tensorflow as tf
+
+    variable = tf.Variable([1.0, 2.0])
+    assert there_and_back({"x": variable})["x"].numpy().tolist() == [1, 2]
+    assert type(parcel.loads(parcel.dumps([variable]))[0]) is np.ndarray
 
 
 class Toy(Framework):

@@ -108,10 +108,12 @@ def test_links_lead_somewhere():
     assert broken == []
 
 
-def test_porting_shows_the_difference_of_its_two_scripts():
-    before, after = ((ROOT / f"examples/porting/{name}.py").read_text().splitlines() for name in ("before", "after"))
-    [shown] = [block for block in blocks(ROOT / "docs/porting.md") if block.fence == "diff"]
-    diff = difflib.unified_diff(before, after, "before.py", "after.py", n=1, lineterm="")
+@pytest.mark.parametrize("page", ["porting", "tensorflow", "jax", "horovod"])
+def test_page_shows_the_difference_of_its_two_scripts(page):
+    names = [f"{name}.py" if page == "porting" else f"{page}_{name}.py" for name in ("before", "after")]
+    before, after = ((ROOT / f"examples/porting/{name}").read_text().splitlines() for name in names)
+    [shown] = [block for block in blocks(ROOT / f"docs/{page}.md") if block.fence == "diff"]
+    diff = difflib.unified_diff(before, after, *names, n=1, lineterm="")
     assert list(shown.lines) == list(diff)
 
 

@@ -29,10 +29,12 @@ def run(tmp_path):
 
 
 def test_every_example_has_a_test():
-    tested = {node.value for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Constant)}
-    project = {
-        str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("experiment/*/*.py")
-    }  # as its main.py uses it
+    here = ast.walk(ast.parse(Path(__file__).read_text()))
+    tested = {node.value for node in here if isinstance(node, ast.Constant)}
+    with_horovod = (Path(__file__).parents[1] / "procs/horovod_for_real.py").read_text()  # by `make test-horovod`
+    tested |= {f"porting/{name}" for name in re.findall(r'EXAMPLES / "(\w+\.py)"', with_horovod)}
+    modules = ("experiment/*/*.py", "distributed_sgd/sgd.py", "distributed_sgd/test_model.py")
+    project = {str(path.relative_to(EXAMPLES)) for one in modules for path in EXAMPLES.rglob(one)}  # used by others
     examples = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")} - project
     assert examples
     assert examples <= tested
@@ -102,6 +104,36 @@ def test_porting_after(run):
     assert metrics.query("epoch == 4")["loss"].tolist() == returned
 
 
+def test_tensorflow_before(run):
+    assert float(run("porting/tensorflow_before.py").splitlines()[-1]) > 0.9
+
+
+def test_tensorflow_after(run):
+    returned = ast.literal_eval(run("porting/tensorflow_after.py").splitlines()[-1])
+    metrics = paceline.list_runs()[0].metrics
+    assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert metrics.query("epoch == 4")["accuracy"].tolist() == returned
+    assert returned[0] > 0.9
+
+
+def test_jax_digits_learns(run):
+    *epochs, last = run("jax_digits.py", "--epochs", "3", "--results", "here").splitlines()
+    accuracies = re.findall(r"^epoch \d: loss [\d.]+, accuracy ([\d.]+)%$", "\n".join(epochs), re.MULTILINE)
+    assert len(accuracies) == 3
+    assert float(accuracies[-1]) > 80
+    assert last.startswith("The run is in ")
+
+
+def test_porting_jax_before_and_after_end_with_the_same_loss(run):
+    *epochs, before = run("porting/jax_before.py").splitlines()
+    assert [line.split(":")[0] for line in epochs] == [f"epoch {number}" for number in range(5)]
+    after = ast.literal_eval(run("porting/jax_after.py").splitlines()[-1])
+    assert after == pytest.approx([float(before)] * 2, rel=1e-4)
+    metrics = paceline.list_runs()[0].metrics
+    assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert metrics["loss"].median() < 1
+
+
 def test_rows_larger_than_the_memory_limit_stream_through(run):
     shown = run("data/larger_than_memory.py", "--rows", "3_000_000", "--limit-mb", "60")
     sizes, memory, losses = shown.splitlines()
@@ -141,6 +173,45 @@ def test_trial_of_digits_runs_under_our_launcher(tmp_path):
     assert float(accuracy) > 85
 
 
+def launched(name, tmp_path, preload):
+    """What an example prints under `paceline run`, and its run."""
+    command = [sys.executable, "-m", "paceline", "run", "-n", "2", "--preload", preload, EXAMPLES / name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, paceline.list_runs()[0]
+
+
+def test_trainer_of_hugging_face_is_a_run(tmp_path):
+    shown, run = launched("integrations/hugging_face.py", tmp_path, "paceline.integrations.transformers")
+    [accuracy] = re.findall(r"\[rank 0\] accuracy ([\d.]+)", shown)
+    assert float(accuracy) > 0.8
+    assert "[rank 1] accuracy" not in shown
+    assert len(run.metrics.dropna(subset="eval_accuracy")) == 2 * 4
+    assert len(run.checkpoints) == 3
+
+
+def test_lightning_goes_on_after_a_kill(run):
+    assert "the same as undisturbed: True\n" in run("integrations/lightning_trainer.py")
+
+
+def test_loop_with_fabric_is_a_run(tmp_path):
+    shown, run = launched("integrations/fabric.py", tmp_path, "paceline.integrations.fabric")
+    assert "[rank 0] epoch 6: loss 0." in shown
+    assert run.metrics["epoch"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert len(run.checkpoints) == 6
+
+
+def test_folds_of_scikit_learn_are_dealt_to_workers(run):
+    shown = run("integrations/scikit_learn.py").splitlines()
+    assert shown[0] == "6 folds on 2 workers"
+    assert float(dict(line.split() for line in shown[2:])["mean"]) > 0.9
+
+
+def test_group_of_xgboost_loses_a_worker_and_builds_the_same_trees(run):
+    shown = run("integrations/xgboost_group.py").splitlines()
+    assert shown[-2:] == ["the same trees on both ranks: True", "and as if nobody was killed: True"]
+
+
 def test_typed_experiment_is_bound_and_trains_on_two_workers(run):
     shown = run("experiment/main.py", "cfg.num_epochs=3", "start_workers=2", "optimizers.adam.lr=1e-2", "seed=0")
     losses = [float(loss) for loss in re.findall(r"epoch \d/3 .* val_loss1 ([\d.]+)", shown)]
@@ -168,3 +239,31 @@ def test_project_of_a_typed_experiment_passes_its_own_tests():
     done = subprocess.run(command, cwd=EXAMPLES / "experiment", capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
+
+
+def test_loop_on_the_driver_learns(run):
+    *steps, accuracy = run("driven_loop.py", "--epochs", "2").splitlines()
+    losses = [float(line.split("loss: ")[1]) for line in steps]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] / 2
+    assert float(accuracy.removeprefix("accuracy ")) > 0.6
+
+
+def test_template_of_distributed_sgd(run, ray_cluster):
+    """At each step: two workers compute, then all have; the mean is made; two workers apply it; and the loss."""
+    address = ray_cluster.get_runtime_context().gcs_address
+    lines = run("distributed_sgd/template.py", "--steps", "3", RAY_ADDRESS=address).splitlines()
+    told = [line for line in lines if " time " in line or line.startswith("Current loss")]
+    names, numbers = zip(*(line.rsplit(" ", 1) for line in told), strict=True)
+    step = [
+        *["compute grad interior time"] * 2,
+        "compute all grads time",
+        "grad reduce time",
+        *["apply grad interior time"] * 2,
+        "apply all grads time",
+        "Current loss",
+    ]
+    assert list(names) == step * 3
+    losses = [float(number) for number in numbers[7::8]]
+    assert losses == sorted(losses, reverse=True)
+    assert 6 < losses[0] < 8, "of 1000 classes, ln 1000 = 6.9"

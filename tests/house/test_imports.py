@@ -15,14 +15,14 @@ SRC = Path(paceline.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli", "testing", "__init__"},
-    {"experiment", "launch", "pytorch", "search"},
+    {"driven", "experiment", "integrations", "keras", "launch", "pytorch", "search", "sgd"},
     {"core", "profiling", "trainer"},
     {"arguments", "control", "prepare", "worker_table"},
     {"recording", "session"},
     {"rank_session"},
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
-    {"workers"},
+    {"project_file", "workers"},
     {"folder_removal", "html_table", "json_text", "regular_files", "torch_names"},
     {"frameworks"},
     {"errors", "registry"},
@@ -34,22 +34,31 @@ HOMES = {
     "torch": {
         "frameworks/torch",
         "backends/torch",
+        "backends/horovod",
         "prepare/",
         "data/torch",
         "core/torch",
+        "driven/torch",
         "experiment/",
+        "integrations/",
         "pytorch/",
         "profiling/torch",
+        "sgd/torch",
     },
+    "jax": {"backends/jax", "frameworks/jax", "sgd/jax"},
     "numpy": {
+        "frameworks/jax_arrays",
         "frameworks/numpy",
+        "frameworks/tensorflow_arrays",
         "prepare/rng",
         "callbacks/tensorboard_logger",
         "data/",
         "recording/row",
         "runs/row",
         "pytorch/",
+        "sgd/",
     },
+    "optax": {"frameworks/jax_arrays", "sgd/jax"},
     "pandas": {"runs/pandas_frame", "data/pandas"},
     "pyarrow": {"data/"},
     "fsspec": {"checkpoints/storage/fsspec", "data/kinds/files"},
@@ -59,12 +68,15 @@ HOMES = {
     "matplotlib": {"profiling/picture"},
     "IPython": {"callbacks/progress"},
     "rich": {"callbacks/", "trainer", "worker_table"},
-    "ray": {"cli/ray", "workers/ray", "data/ray", "search/tune"},
+    "ray": {"cli/ray", "workers/ray", "data/ray", "search/tune", "sgd/ray"},
     "sklearn": {"data/fold_columns"},
-    "tensorflow": {"data/tensorflow"},
+    "tensorflow": {"backends/tensorflow", "data/tensorflow", "frameworks/tensorflow", "keras", "sgd/tensorflow"},
+    "horovod": {"backends/horovod"},
     "torchmetrics": {"experiment/measures", "pytorch/", "prepare/"},
     "ruamel": {"experiment/binding", "experiment/document"},
     "typer": {"cli/"},
+    "transformers": {"integrations/transformers"},
+    "lightning": {"integrations/fabric", "integrations/lightning"},
 }
 
 
@@ -156,6 +168,14 @@ def test_a_trainer_needs_no_framework_in_the_driver():
         "print(*sys.modules)"
     )
     assert {"torch", "ray", "pandas", "fsspec"} & {*run(code)} == set()
+
+
+def test_worker_of_distributed_sgd_imports_nothing_of_the_driver_s_side():
+    """It would do so each time that workers are replaced, before the next step."""
+    code = "import paceline.sgd.model_calls, paceline.sgd.no_group, paceline.sgd.serving, sys; print(*sys.modules)"
+    found = {*run(code)}
+    assert "paceline.sgd.side" in found
+    assert {"paceline.sgd.distributed", "paceline.control", "paceline.recording", "torch"} & found == set()
 
 
 def test_public_names_are_sorted_and_all_there():

@@ -20,7 +20,12 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 @pytest.fixture(scope="session")
-def cluster():
+def cluster(ends):
+    return ends["cluster"].enter_context(_cluster())
+
+
+@contextlib.contextmanager
+def _cluster():
     """A cluster with all that drivers connect to, and the environment by which they find it and are let in."""
     folder = tempfile.mkdtemp(prefix="ray_", dir="/tmp")  # the path of a socket may not be long
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -79,8 +79,8 @@ happens once in a while: the client then waits for a thread that waits for the s
 
 def told(command, env):
     """What the program told, once it could connect."""
-    for _ in range(30):
-        code, said = ended(command, env)
+    for number in range(30):
+        code, said = ended(command, {**env, "CONNECT_S": str(15 * (number + 1))})
         if code == 0 or not any(excuse in said for excuse in NOT_CONNECTED):
             break
         threading.Event().wait(1.0)
@@ -101,7 +101,13 @@ def ended(command, env):
 
 
 def test_client_program(cluster):
-    program = f"import ray\nray.init({cluster.client!r}, log_to_driver=False)\n{PROGRAM}{WITH_A_DATASET}"
+    connect = (
+        "import faulthandler, os, ray\n"
+        "faulthandler.dump_traceback_later(float(os.environ['CONNECT_S']), exit=True)\n"
+        f"ray.init({cluster.client!r}, log_to_driver=False)\n"
+        "faulthandler.cancel_dump_traceback_later()\n"
+    )
+    program = f"{connect}{PROGRAM}{WITH_A_DATASET}"
     assert told([sys.executable, "-c", program], cluster.env) == EXPECTED
 
 

@@ -90,9 +90,14 @@ class Saver:
         """Of the checkpoint that the next `save` is a part of."""
         return self._next_id
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether this rank has, in this attempt."""
+        return self._next_id > self._start.first_id
+
     def settle(self) -> None:
         """Block until the last one that was saved is a checkpoint. Raises what went wrong with it."""
-        if self._next_id > self._start.first_id:
+        if self.has_saved:
             self.wait(self._next_id - 1, LOAD_TIMEOUT_S)
 
     def save(
@@ -182,9 +187,9 @@ class Saver:
 
     def load(self) -> tuple[Checkpoint | None, bool]:
         """What this rank has saved last, else what the attempt began with; and whether it is the latter."""
-        if self._next_id == self._start.first_id:
-            return self._initial(), True
-        return self._saved(), False
+        if self.has_saved:
+            return self._saved(), False
+        return self._initial(), True
 
     def _saved(self) -> Checkpoint:
         with self._my_turn():

@@ -4,6 +4,7 @@
     workers are started                         driver, worker    thread_variables, interface_variables, may_be_forked
     a process was forked                        worker            reseed
     a call is sent to workers                   driver, worker    settings, adopt
+    a function begins in a worker               worker            putting_back
     a value is reported, recorded or drawn      both              plain
     anything is pickled for the other side      both              pack_as
     a state is saved, loaded                    worker, driver    codec
@@ -68,6 +69,11 @@ class Framework:
 
     def adopt(self, settings: Mapping[str, Any]) -> None:
         """Set this process to what `settings` returned in another; what is not named there goes back to its default."""
+
+    def putting_back(self) -> Callable[[], None] | None:
+        """What to call when the user's function has ended, so that the next one finds no more of it than this one has
+        found. Asked when it begins, also if nobody has imported the framework yet."""
+        return None
 
     def seed(self, seed: int) -> None:
         """Seed the global generator of the CPU; `seed` has up to 63 bits. Those of other devices are left alone, since

@@ -1,9 +1,10 @@
 """PyTorch: its values and its generators. See `Framework` for what is asked; its process groups are a backend."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from paceline.frameworks import torch_accelerate
 from paceline.frameworks.base import ArrayCodec, Framework
 
 
@@ -69,6 +70,9 @@ class Torch(Framework):
         with contextlib.suppress(RuntimeError):
             if torch.get_float32_matmul_precision() != wanted["matmul"]:
                 torch.set_float32_matmul_precision(wanted["matmul"])
+
+    def putting_back(self) -> Callable[[], None]:
+        return torch_accelerate.putting_back()
 
     def seed(self, seed: int) -> None:
         import torch

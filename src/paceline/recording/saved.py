@@ -3,12 +3,13 @@
 import logging
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore, CheckpointStrategy
+from paceline.checkpoints.content.files import SourceFile
 from paceline.checkpoints.part import CommittedFound, DraftFound, Found
-from paceline.checkpoints.reading import load_through
+from paceline.checkpoints.reading import check_files, load_through
 from paceline.checkpoints.saver import Start
 from paceline.checkpoints.storage.base import Storage, open_storage
 from paceline.checkpoints.storage.landmark import Landmark
@@ -16,7 +17,7 @@ from paceline.checkpoints.storage.local import LocalStorage
 from paceline.checkpoints.storage.memory import MemoryStorage
 from paceline.checkpoints.storage.relay import StorageRelay
 from paceline.checkpoints.store import name_of
-from paceline.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError
+from paceline.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, CheckpointWriteError
 from paceline.recording.ledger import Cut, Ledger
 from paceline.runs.request import RunRequest
 
@@ -53,7 +54,7 @@ class Saved:
         before it."""
         self._world_size = world_size
         if self._is_resumed:
-            self._is_resumed, self.latest = False, self._find_latest()
+            self._is_resumed, self.latest = False, self._find_whole()
         self._storage.sweep()
         token = secrets.token_hex(4)
         self._store = CheckpointStore(self.root, self._storage, token)
@@ -72,9 +73,32 @@ class Saved:
         latest = self._store.latest()
         return latest if latest is not None and latest.id >= self._request.first_checkpoint_id else None
 
+    def _find_whole(self) -> CheckpointInfo | None:
+        """The same, but one that is damaged is passed over, with a warning. CheckpointDamagedError if none is whole: a
+        run never begins anew by itself. Behind a URL nothing is checked: that would be to fetch all of it twice."""
+        latest = self._find_latest()
+        if latest is None or not isinstance(self._storage, LocalStorage):
+            return latest
+        first: CheckpointDamagedError | None = None
+        for info in reversed(self._store.list()):
+            if info.id < self._request.first_checkpoint_id:
+                break
+            try:
+                check_files(self._storage, info.path)
+            except CheckpointDamagedError as error:
+                logger.warning("%s The run goes on from an earlier one, if there is one.", error)
+                first = first or error
+            else:
+                return info
+        raise first or CheckpointNotFoundError(f"There is no checkpoint in {self.root} any more.")
+
     def find_given(self, start: Start) -> CheckpointInfo | None:
         """What an attempt begins with, if that was given to the run and yet is among its own: a trial that goes on."""
         return next((info for info in self._store.list() if info.path == start.checkpoint), None)
+
+    def put(self, id: int, files: Sequence[SourceFile]) -> None:
+        """What somebody in this very process has for a checkpoint. OSError if that cannot be."""
+        self._store.put(id, files)
 
     def commit(self, cut: Cut) -> CheckpointInfo | CheckpointWriteError:
         """Make a checkpoint of it: what it is now, or why it is none. Older ones stay until `prune`."""

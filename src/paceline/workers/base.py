@@ -110,13 +110,20 @@ class Returned:
 
 @dataclass(frozen=True)
 class Raised:
-    """A submitted call raised. `exception` is None when it could not be brought to the driver."""
+    """A submitted call raised."""
 
     rank: int
     type_name: str
     message: str
     traceback: str
-    exception: BaseException | None = None
+    origin: BaseException | Callable[[], BaseException | None] | None = None
+    """The exception, or what unpacks it. That may import a framework, for seconds: who only asks what kind of error it
+    was does not wait for it."""
+
+    @cached_property
+    def exception(self) -> BaseException | None:
+        """None when it could not be brought to the driver."""
+        return self.origin if isinstance(self.origin, BaseException | None) else self.origin()
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ def _user_modules() -> dict[str, str]:
 
 
 def _is_users(name: str, file: str) -> bool:
-    return name != "__main__" and file.endswith(".py") and not is_installed(file)
+    """Names that begin like `__main__` are of what no one imports: TensorFlow has such modules for code that it writes
+    itself, into files that it removes."""
+    return not name.startswith("__") and file.endswith(".py") and not is_installed(file)
 
 
 def _modified(file: str) -> int | None:

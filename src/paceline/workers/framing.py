@@ -11,6 +11,8 @@ from typing import Any
 
 _LENGTH = struct.Struct("<Q")
 _CHUNK_BYTES = 1 << 20
+_FIRST_BYTES = 1 << 16
+"""What is read at first: most of the time there is little, and memory for a large piece costs more than the reading."""
 _MOST_CHUNKS = 64
 
 
@@ -84,9 +86,9 @@ class FrameReader:
 
     def _fill(self) -> None:
         """Take what is there; sets `closed` at the end of the stream."""
-        for _ in range(_MOST_CHUNKS):  # a flood must not keep the caller here for ever
+        for number in range(_MOST_CHUNKS):  # a flood must not keep the caller here for ever
             try:
-                chunk = os.read(self._fd, _CHUNK_BYTES)
+                chunk = os.read(self._fd, _CHUNK_BYTES if number > 1 else _FIRST_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:

@@ -2,6 +2,7 @@
 
 import os
 import traceback
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -94,4 +95,4 @@ def returned(rank: int, payload: bytes) -> Returned | Raised:
 def raised(rank: int, error: Error) -> Raised:
     """On the driver. It may lack the exception's class: then there is the text."""
     type_name, message, text, packed = error
-    return Raised(rank, type_name, message, text, _unpacked(packed) if packed else None)
+    return Raised(rank, type_name, message, text, partial(_unpacked, packed) if packed else None)

@@ -122,7 +122,7 @@ class Encoder:
         if (node := codec.value_node(value)) is None:
             return None
         tag, fields = node
-        return {TAG: tag, **self._plain(fields)}
+        return {TAG: tag, **{name: self.encode(value, (place, name)) for name, value in fields.items()}}
 
     def _block(self, codec: ArrayCodec, array: Any, place: _Place) -> dict[str, Any]:
         identity = codec.identity(array)
