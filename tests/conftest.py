@@ -7,6 +7,7 @@ import gc
 import glob
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import threading
@@ -101,8 +102,6 @@ def results_dir(tmp_path_factory):
         patch.setattr(tempfile, "tempdir", None)  # it is remembered from the first use on
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
-        # The hundreds of programs that tests start would compile all that they import of ours, each for itself.
-        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("RAY_worker_niceness", "0")  # beside the tests of another process, Ray's workers would starve
         patch.setenv("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes longer than Ray would wait
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
@@ -214,6 +213,17 @@ def _is_alive(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handlers():
+    """Ctrl-C and SIGTERM do what they do in a terminal, whatever is left of the tests before: Ray and Ray Tune put
+    handlers of theirs in the place of Python's, and who is started in the background ignores Ctrl-C."""
+    own = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in own.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -89,13 +89,11 @@ def test_interrupt_while_workers_start(make_group, module, tmp_path, wait_until)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             group.start()
     finally:
-        signal.signal(signal.SIGINT, former)
         thread.join()
         (tmp_path / "go").touch()
     for one in (other, group):

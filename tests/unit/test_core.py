@@ -23,16 +23,6 @@ from paceline.testing.worker import RecordingWire, make_session
 from paceline.workers.base import Place
 
 
-@pytest.fixture(autouse=True)
-def pythons_own_handlers():
-    """Others of this process, Ray among them, may have put theirs in the place of these."""
-    own = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in own.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture
 def context():
     with core.init(config={"lr": 0.1}, logdir="core") as context:

@@ -89,12 +89,8 @@ def test_run_that_is_stopped_is_told_like_any_other(project, monkeypatch, number
     kill = os.kill
     monkeypatch.setenv("DRIVER_PID", str(os.getpid()))
     monkeypatch.setattr(os, "kill", lambda pid, one: kill(pid, number if one == signal.SIGINT else one))
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray Tune leaves one of its own in a process
-    try:
-        words = ["cfg.start_workers=0", "cfg.num_epochs=1000", "cfg.interrupt_at=[0, 1]", "--json"]
-        shown, _ = call("run", *words, code=code)
-    finally:
-        signal.signal(signal.SIGINT, former)
+    words = ["cfg.start_workers=0", "cfg.num_epochs=1000", "cfg.interrupt_at=[0, 1]", "--json"]
+    shown, _ = call("run", *words, code=code)
     assert json.loads(shown)["state"] == "STOPPED"
 
 

@@ -22,12 +22,9 @@ def press():
 
 
 @pytest.fixture(autouse=True)
-def pythons_own_handler():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def handlers_are_put_back(pythons_own_handlers):
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as it was before the run"
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-        signal.signal(number, handler)
 
 
 def trainer_of(*attempts, logdir="signals", **options):
@@ -154,6 +151,24 @@ def test_own_handler_of_the_user_stays():
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     assert len(got) == 1
+
+
+def test_one_that_ray_tune_has_left_behind_is_not_the_users():
+    from ray.tune.tune import _setup_signal_catching
+
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    asked_for = _setup_signal_catching()
+    left = signal.getsignal(signal.SIGINT)
+    try:
+        trainer = trainer_of([[*reports(2), returns("a")]])
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run(lambda: None, callbacks=[PressAt(1)])
+        assert signal.getsignal(signal.SIGINT) is left, "as it was before the run"
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    assert ending_of(trainer) == ("STOPPED", "interrupted from the keyboard")
+    assert not asked_for.is_set()
 
 
 def test_in_this_process_the_second_one_interrupts_the_function():

@@ -147,9 +147,14 @@ class _Raising:
 
 
 def _raises_interrupt(handler: object) -> bool:
-    return handler is signal.default_int_handler
+    """Ray Tune never takes its own away: it would swallow the first Ctrl-C of every run after a search."""
+    return handler is signal.default_int_handler or _is_rays(handler)
 
 
 def _is_nobodys(handler: object) -> bool:
-    """Ray's own handler, which exits, is none of the user's."""
-    return handler is signal.SIG_DFL or getattr(handler, "__module__", "").startswith("ray.")
+    return handler is signal.SIG_DFL or _is_rays(handler)
+
+
+def _is_rays(handler: object) -> bool:
+    """One that Ray has put there for itself is none of the user's."""
+    return str(getattr(handler, "__module__", "")).startswith("ray.")
