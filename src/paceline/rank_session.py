@@ -1,6 +1,7 @@
 """One rank's side of one attempt at a run: it numbers and sends reports, saves its parts of checkpoints, has the door
 to the data, and asks whether to stop. What training functions call is in `session.py`."""
 
+import logging
 import os
 import socket
 import threading
@@ -21,6 +22,8 @@ from paceline.errors import TrainerStateError
 from paceline.runs.request import RunRequest
 from paceline.workers.base import Wire
 from paceline.workers.reports import pack, with_rows
+
+logger = logging.getLogger(__name__)
 
 _STEP_S = 1.0
 """For so long after a report, further calls of should_stop belong to the same step."""
@@ -44,6 +47,8 @@ class Task:
     """The run folder, on the machine of who records."""
     attempt: int = 0
     """How often the run was started again before this."""
+    is_driven: bool = False
+    """Whether the driver makes every step, and reports and saves itself, as DistributedSGD does."""
 
 
 class Keeper(Protocol):
@@ -90,6 +95,7 @@ class Session:
         self._offered: Mapping[str | None, Any] | None = None
         """Data that the function has made itself."""
         self._waited_s = 0.0
+        self._refused: set[str] = set()
         self._rows: Any = None
         """With `record_ids`, a RowLog: what was read since the last report."""
         self.saver = Saver(
@@ -107,7 +113,7 @@ class Session:
         that cannot be sent is an error on the user's own line. Then nothing was reported, and no number is used up.
         Threads report one after the other, in the order of the numbers; a signal handler takes one of its own."""
         self._has_checked = False
-        if self._is_repeating:
+        if self._is_repeating or self._is_drivers("report()", "let get_metrics() return it"):
             return
         with self._numbering:
             self._iteration += 1
@@ -134,6 +140,8 @@ class Session:
         self, state: dict[str, Any], directory: str | Path | None, per_rank: dict[str, Any] | None
     ) -> None:
         if self._is_repeating:  # a model that was not trained now must not pass for the one that was
+            return
+        if self._is_drivers("save_checkpoint()", "call that of the DistributedSGD"):
             return
         own = {} if per_rank is None else {PER_RANK: per_rank}
         own |= {name: keeper.state() for name, keeper in self._keepers.items()}
@@ -310,6 +318,13 @@ class Session:
     def _is_repeating(self) -> bool:
         """In a fold that was done before the checkpoint was saved from which the function goes on: see get_datasets."""
         return self._door is not None and bool(self._door.is_repeating)
+
+    def _is_drivers(self, what: str, instead: str) -> bool:
+        """Whether it is the driver's business alone. That it does nothing here is said once."""
+        if self._task.is_driven and what not in self._refused:
+            self._refused.add(what)
+            logger.warning("%s in a model does nothing: %s.", what, instead)
+        return self._task.is_driven
 
     @property
     def is_stop_wanted(self) -> bool:

@@ -85,17 +85,25 @@ def _exit_code_of(caught: BaseException) -> int:
 def open_session(wire: Wire, task: Task) -> Iterator[Session]:
     """Inside, `session` is the current one. It may be opened within another, which then goes on. Those of two threads
     may also overlap: whichever ends first, none that has ended is ever the current one."""
+    session = Session(wire, task)
+    with within(session):
+        try:
+            yield session
+        finally:
+            session.abandon()
+
+
+@contextmanager
+def within(session: Session) -> Iterator[None]:
+    """Inside, this is the current one: of a session that outlives a call, and in whose process there may be others."""
     global _current
-    session = _current = Session(wire, task)
+    _current = session
     _open.append(session)
     try:
-        yield session
+        yield
     finally:
-        try:
-            session.abandon()
-        finally:
-            _open.remove(session)
-            _current = _open[-1] if _open else None
+        _open.remove(session)
+        _current = _open[-1] if _open else None
 
 
 def report(*args: Any, **metrics: Any) -> None:

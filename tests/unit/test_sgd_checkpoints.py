@@ -8,7 +8,7 @@ import pytest
 
 import paceline
 from paceline.checkpoints import CheckpointStore
-from paceline.errors import ArgumentError, CheckpointWriteError
+from paceline.errors import ArgumentError, CheckpointWriteError, TrainerStateError
 from paceline.sgd import DistributedSGD, NumpyModel
 
 
@@ -80,3 +80,19 @@ def test_storage_refuses_what_is_written():
             sgd.save_checkpoint()
         with pytest.raises(CheckpointWriteError, match=f"No checkpoint could be written to {folder}"):
             sgd.save_checkpoint(folder)
+
+
+def test_callback_that_raises_ends_the_run():
+    """As in a step, and as with a Trainer."""
+
+    class Refusing(paceline.Callback):
+        def handle_checkpoint(self, checkpoint, **info):
+            raise KeyError("refused")
+
+    sgd = here(2.0, 1.0, callbacks=[Refusing()])
+    sgd.step()
+    with pytest.raises(KeyError, match="refused"):
+        sgd.save_checkpoint()
+    assert paceline.load_run(sgd.run_dir).status.state == "FAILED"
+    with pytest.raises(TrainerStateError, match="has ended"):
+        sgd.step()

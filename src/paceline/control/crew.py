@@ -18,6 +18,7 @@ from paceline.control.output import RankOutput
 from paceline.errors import TrainerStateError, WorkersLostError, WorkerStartError
 from paceline.session import call_in_worker, make_instance
 from paceline.workers.base import (
+    Asked,
     Call,
     Died,
     Engine,
@@ -177,7 +178,7 @@ class Crew:
     def _call(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> dict[int, Any]:
         if self.group is None:
             raise TrainerStateError("There are no workers: call start() first.")
-        answers = _Answers(self.output.take, self.learn_imports)
+        answers = _Answers(self.output.take, self.learn_imports, self._refuse)
         self.group.submit(calls, logs)
         patience = 1.0
         try:
@@ -202,16 +203,26 @@ class Crew:
             raise as_exception((own or answers.raised)[0], answers.raised)
         return answers.values
 
+    def _refuse(self, question: Asked) -> None:
+        """There is nobody to answer it, and who has asked would wait for ever."""
+        assert self.group is not None
+        self.group.answer(question, TrainerStateError(f"nobody knows an answer to {question.topic!r} outside of a run"))
+
 
 class _Answers:
     """The ends of one round of calls."""
 
-    def __init__(self, on_print: Callable[[int, str], None], on_import: Callable[[list[str]], None]):
+    def __init__(
+        self,
+        on_print: Callable[[int, str], None],
+        on_import: Callable[[list[str]], None],
+        on_question: Callable[[Asked], None],
+    ):
         self.values: dict[int, Any] = {}
         self.raised: list[Raised] = []
         self.died: list[Died] = []
         self.ended: set[int] = set()
-        self._on_print, self._on_import = on_print, on_import
+        self._on_print, self._on_import, self._on_question = on_print, on_import, on_question
 
     def take(self, event: Event) -> None:
         match event:
@@ -227,3 +238,5 @@ class _Answers:
                 self._on_import(files)
             case Printed(rank, text):
                 self._on_print(rank, text)
+            case Asked():
+                self._on_question(event)

@@ -212,7 +212,10 @@ class DistributedSGD:
         Blocking; when it returns, the checkpoint is whole and durable. CheckpointWriteError if that cannot be."""
         state = self.state_dict()
         if directory is None:
-            return self._record.save(state, self.num_steps)
+            part = self._record.write(state, self.num_steps)
+            with self._failing():  # what a callback raises ends the run, as in a step
+                self._record.commit(part)
+            return self._record.path_of(part)
         store, kept = CheckpointStore(os.fspath(directory)), checkpoints.snapshot(state)
         try:
             return store.write(store.next_id(), kept, iteration=self.num_steps).path
@@ -262,7 +265,8 @@ class DistributedSGD:
         if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
             raise ArgumentError(f"report_progress({progress!r}): expected a number from 0 to 1.")
         self.start()
-        self._record.progress(float(progress))
+        with self._failing():
+            self._record.progress(float(progress))
 
     @property
     def _record(self) -> RunRecord:

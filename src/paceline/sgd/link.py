@@ -7,7 +7,6 @@ is missing.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from paceline.backends.base import BackendConfig
 from paceline.control.crew import Crew
 from paceline.control.outcome import as_exception
 from paceline.errors import ArgumentError, WorkersLostError
-from paceline.rank_session import Task
-from paceline.session import open_session
+from paceline.rank_session import Session, Task
+from paceline.session import within
 from paceline.sgd.serving import SIDE, TOPIC, Done, Failed, serve, set_up
 from paceline.sgd.side import Spec
 from paceline.workers import outcome
@@ -247,15 +246,10 @@ class InlineLink(Link):
     """In this very process, where a call cannot wait for commands: each of them is a call of its own. Exceptions keep
     their traceback."""
 
-    def __init__(self, crew: Crew, backend: BackendConfig, hang_timeout_s: float | None = None):
-        super().__init__(crew, backend, hang_timeout_s)
-        self._session = ExitStack()
-
     def open(self, task_of: TaskOf, spec: Spec) -> list[Any]:
         group = self._crew.get_ready()
         task, _ = task_of(group.infos)
-        self._session = ExitStack()
-        return self._crew.all(_set_up_within, self._session, task, spec)
+        return self._crew.all(_begin_session, task, spec)
 
     def ask_each(self, commands: Mapping[int, Command]) -> list[Any]:
         [(verb, args)] = commands.values()
@@ -264,22 +258,41 @@ class InlineLink(Link):
     def call(
         self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
     ) -> list[Any]:
-        return self._crew.all(fn, *args)
+        return self._crew.all(_call, fn, args)
 
     def close(self) -> None:
-        self._session.close()
-        self._crew.break_up()
+        try:
+            if self._crew.group is not None:
+                self._crew.all(_end_session)
+        finally:
+            self._crew.break_up()
 
     def give_up(self) -> None:
-        self._session.close()
-        self._crew.break_up()
+        self.close()
 
 
-def _set_up_within(wire: Wire, session: ExitStack, task: Task, spec: Spec) -> Any:
-    """In this process, with a session that lasts as long as the workers would."""
-    session.enter_context(open_session(wire, task))
-    return set_up(wire, spec)
+_SESSION = "sgd_session"
+"""Where it is kept from one command to the next. Between them, what the user's program does is none of its business."""
+
+
+def _begin_session(wire: Wire, task: Task, spec: Spec) -> Any:
+    session = wire.shared[_SESSION] = Session(wire, task)
+    with within(session):
+        return set_up(wire, spec)
+
+
+def _end_session(wire: Wire) -> None:
+    session: Session | None = wire.shared.pop(_SESSION, None)
+    if session is not None:
+        with within(session):
+            session.abandon()
 
 
 def _perform(wire: Wire, verb: str, args: tuple[Any, ...]) -> Any:
-    return getattr(wire.shared[SIDE], verb)(*args)
+    with within(wire.shared[_SESSION]):
+        return getattr(wire.shared[SIDE], verb)(*args)
+
+
+def _call(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with within(wire.shared[_SESSION]):
+        return fn(wire, *args)

@@ -49,6 +49,7 @@ class RunRecord:
             shards=dataset.cut(infos) if dataset is not None else None,
             run_dir=str(self.path),
             attempt=self._recorder.attempt,
+            is_driven=True,
         )
         return task, {rank: self._recorder.folder.log_path(rank) for rank in range(len(infos))}
 
@@ -73,8 +74,9 @@ class RunRecord:
     def progress(self, done: float) -> None:
         self._recorder.take(0, "progress", done)
 
-    def save(self, state: dict[str, Any], step: int) -> str:
-        """As the next checkpoint of this run; its path. Its score is what was told of the last step."""
+    def write(self, state: dict[str, Any], step: int) -> Part:
+        """What is to be the next checkpoint of this run; `commit` makes it one. Its score is what was told of the last
+        step."""
         saved, files = self._recorder.saved, snapshot(state).files()
         score = saved.strategy.score_of(self._last)
         id, self._next_id = self._next_id, self._next_id + 1
@@ -82,9 +84,15 @@ class RunRecord:
             saved.put(id, files)
         except OSError as error:
             raise CheckpointWriteError(f"The checkpoint of step {step} could not be written: {error}.") from error
-        part = Part(id, 0, step, time.time(), tuple(map(record_of, files)), score, is_alone=True)
+        return Part(id, 0, step, time.time(), tuple(map(record_of, files)), score, is_alone=True)
+
+    def commit(self, part: Part) -> None:
+        """If storage lets it: `path_of` knows. Raises what a callback does."""
         self._recorder.take(0, "part", part)
-        found = self._recorder.find(id)
+
+    def path_of(self, part: Part) -> str:
+        """Of the checkpoint that it has become. CheckpointWriteError if it has not."""
+        found = self._recorder.find(part.id)
         if isinstance(found, CommittedFound) and found.problem is None:
             return found.path
         raise CheckpointWriteError(found.problem if isinstance(found, CommittedFound) else str(found))

@@ -192,8 +192,6 @@ class Team:
     def _hear(self, rank: int, kind: str, value: Any) -> None:
         if self.record is not None and kind == "note":
             self.record.note(value[0], rank=rank, **value[1])
-        elif kind == "report":
-            logger.warning("report() in a model reports nothing: let get_metrics() return it.")
 
     def _facts(self) -> dict[str, Any]:
         """For run.json."""

@@ -1,0 +1,78 @@
+"""A DistributedSGD in this very process: beside others, and beside what the program itself does."""
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline import session
+from paceline.data import from_numpy
+from paceline.errors import PacelineError
+from paceline.sgd import DistributedSGD, NumpyModel
+
+
+class Reader(NumpyModel):
+    """Asks for its data when it needs it, and has gradients of nothing."""
+
+    learning_rate = 0.1
+
+    def __init__(self):
+        self.weights, self.seen, self.batches = {"w": np.zeros(1)}, [], None
+
+    def loss_and_grad(self):
+        if self.batches is None:
+            self.batches = iter(paceline.get_data_shard().iter_batches(2))
+        self.seen.append(next(self.batches)["x"].tolist())
+        return 0.0, {"w": np.zeros(1)}
+
+
+class Chatty(Reader):
+    """As a model does that was once a training function."""
+
+    def loss_and_grad(self):
+        paceline.report(loss=1.0)
+        paceline.save_checkpoint(w=1)
+        return 0.0, {"w": np.zeros(1)}
+
+
+def here(model=Reader, first=0, **more):
+    data = from_numpy({"x": np.arange(first, first + 20)})
+    return DistributedSGD(model, num_workers=0, use_cpus=True, verbose=False, dataset=data, **more)
+
+
+def test_each_of_two_has_its_own_data_and_position():
+    with here(first=0) as one, here(first=100) as two:
+        for sgd in (one, two, one):
+            sgd.step()
+        assert one.for_model(lambda model: model.seen) == [[0, 1], [2, 3]]
+        assert two.for_model(lambda model: model.seen) == [[100, 101]]
+        states = one.state_dict(), two.state_dict()
+    for first, state, following in ((0, states[0], [4, 5]), (100, states[1], [102, 103])):
+        with here(first=first) as sgd:
+            sgd.load_state_dict(state)
+            sgd.step()
+            assert sgd.for_model(lambda model: model.seen) == [following]
+
+
+def test_between_steps_the_program_is_in_no_run_of_its():
+    with here() as sgd:
+        sgd.step()
+        assert not paceline.in_worker()
+        assert session.current() is None
+        assert sgd.for_model(lambda model: paceline.in_worker())
+
+
+def test_what_a_model_reports_or_saves_by_itself_is_in_nobodys_way(caplog):
+    with here(Chatty) as sgd:
+        for _ in range(2):
+            sgd.step()
+        path = sgd.save_checkpoint()
+    said = [record.message.partition(" in a model")[0] for record in caplog.records]
+    assert said == ["report()", "save_checkpoint()"]
+    assert paceline.read_checkpoint(path)["step"] == 2
+    assert len(paceline.load_run(sgd.run_dir).metrics) == 2
+
+
+def test_question_that_nobody_answers_is_refused():
+    """It would be waited for without end."""
+    with here() as sgd, pytest.raises(PacelineError, match="nobody knows an answer to 'put'"):
+        sgd.for_model(lambda model: session.current().put("name", "text"))
