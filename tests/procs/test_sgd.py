@@ -190,6 +190,25 @@ def test_the_optimizer_survives_too():
         assert len(set(sgd.foreach_model(digest))) == 1
 
 
+def test_who_takes_the_place_of_a_killed_worker_has_no_model(tmp_path):
+    """The run is over, whatever was asked for meanwhile: there is nobody left to ask."""
+
+    def create():
+        if (tmp_path / "gone").exists():
+            raise FileNotFoundError("the data is gone")
+        return Counting()
+
+    sgd = quiet(create, strategy="simple")
+    pids = sgd.foreach_worker(lambda models: os.getpid())
+    (tmp_path / "gone").touch()
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(FileNotFoundError, match="the data is gone"):
+        sgd.foreach_model(lambda model: model.next)
+    with pytest.raises(TrainerStateError, match="has ended"):
+        sgd.step()
+    assert paceline.load_run(sgd.run_dir).status.reason == "FileNotFoundError: the data is gone"
+
+
 def test_worker_is_killed_and_not_replaced(tmp_path):
     with quiet(lambda worker: Dying(worker, tmp_path / "died"), max_retries=0) as sgd:
         sgd.step()

@@ -1,15 +1,19 @@
-"""The driver's end of the workers' call, without workers: what it waits for when one of them is lost, and how long."""
+"""Both ends of the workers' call, each without the other: what the driver waits for when one of them is lost, and how
+long; and what a worker keeps whose call is ended."""
 
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from paceline.backends.base import BackendConfig
 from paceline.sgd.link import BUSY_S, Link, LostError
-from paceline.sgd.serving import TOPIC, Done
+from paceline.sgd.models import NumpyModel
+from paceline.sgd.serving import SIDE, TOPIC, Done, serve
 from paceline.sgd.side import Spec
-from paceline.workers.base import Asked, Died
+from paceline.testing import RecordingWire
+from paceline.workers.base import Asked, Died, Place
 
 SPEC = Spec(lambda: None, 1, "simple", 2.0, 1000)
 
@@ -76,3 +80,23 @@ def test_who_never_comes_to_rest_is_not_waited_for_for_ever():
     assert found.idle == ()
     assert found.reason == "rank 1 was killed; rank 0 did not come to the end of its step"
     assert workers.now < BUSY_S + 10
+
+
+def test_worker_whose_call_is_ended_keeps_nothing_of_it():
+    """On Ray it may be in the next group: with what its side has begun, others would wait for it in the former one."""
+
+    class Ended(BaseException):
+        pass
+
+    class Weights(NumpyModel):
+        weights = {"a": np.ones(2)}  # noqa: RUF012
+
+    class Wire(RecordingWire):
+        def ask(self, topic, value, timeout_s=None):
+            assert SIDE in self.shared
+            raise Ended
+
+    wire = Wire(Place())
+    with pytest.raises(Ended):
+        serve(wire, wire.task(), Spec(lambda: Weights(), 1, "simple", 1.0, 1000))
+    assert SIDE not in wire.shared

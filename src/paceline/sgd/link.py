@@ -75,7 +75,7 @@ class Link:
         self._told: set[int] = set()
         """Which of these were told of."""
         self.is_torn = False
-        """Whether a worker owes an answer that nobody waits for any more."""
+        """Whether a worker owes an answer that nobody waits for any more, or workers could not be replaced."""
 
     @property
     def num_workers(self) -> int:

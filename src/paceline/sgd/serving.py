@@ -33,13 +33,16 @@ class Failed(NamedTuple):
 
 
 def serve(wire: Wire, task: Task, spec: Spec) -> None:
-    """Until the command is None."""
+    """Until the command is None, or the engine ends this call. Then nothing of it stays: on Ray, this process may be in
+    the next group, and collectives that its side has begun would keep the connections of the former one open."""
     with open_session(wire, task), ending_forks():
-        reply = _tried(lambda: Done(set_up(wire, spec)))
-        while (command := wire.ask(TOPIC, reply)) is not None:
-            del reply  # gradients, maybe
-            reply = _tried(_performed, wire, *command)
-        wire.shared.pop(SIDE, None)
+        try:
+            reply = _tried(lambda: Done(set_up(wire, spec)))
+            while (command := wire.ask(TOPIC, reply)) is not None:
+                del reply  # gradients, maybe
+                reply = _tried(_performed, wire, *command)
+        finally:
+            wire.shared.pop(SIDE, None)
 
 
 def set_up(wire: Wire, spec: Spec) -> Any:

@@ -152,7 +152,15 @@ class Team:
             os.close(fd)
 
     def _recover(self, lost: LostError) -> Recovery:
-        """Take the state from somebody who is left, and give it to new workers."""
+        """Take the state from somebody who is left, and give it to new workers. What goes wrong with that is the end,
+        also if it is a user's exception, of a model that cannot be made any more: there is nobody left to ask."""
+        try:
+            return self._renewed(lost)
+        except BaseException:
+            self.link.is_torn = True
+            raise
+
+    def _renewed(self, lost: LostError) -> Recovery:
         check_budget(lost.reason, self._num_losses, self._options.max_retries)
         recovery, state = self._state_of_who_is_left(lost)
         self.step_number = recovery.step
