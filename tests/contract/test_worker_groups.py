@@ -93,6 +93,11 @@ def test_a_call_runs_once_on_every_rank_and_knows_its_place(group):
     assert places == [info.place for info in group.infos]
 
 
+def test_worker_that_was_given_no_gpu_sees_none(process_group):
+    seen = [event.value for event in of(Returned, run(process_group, lambda wire: os.environ["CUDA_VISIBLE_DEVICES"]))]
+    assert seen == ["", ""]
+
+
 def test_messages_arrive_in_order_and_before_the_answer(group):
     def send(wire):
         for number in range(500):

@@ -11,7 +11,7 @@ import pytest
 from jax import numpy as jnp
 
 from paceline import JaxConfig
-from paceline.backends.jax import _open_service, own_gpus
+from paceline.backends.jax import _open_service
 from paceline.backends.jax_links import hang_up, listening
 from paceline.checkpoints import copy_of, snapshot
 from paceline.checkpoints.content.tree import Decoder
@@ -80,16 +80,6 @@ def test_what_is_only_the_echo_of_another_ranks_end(type_name, message, expected
 def test_echo_may_have_any_of_the_codes_and_words(code, words):
     assert JaxConfig().is_broken_collective(Raised(0, "JaxRuntimeError", f"{code}: {words}", ""))
     assert not JaxConfig().is_broken_collective(Raised(0, "JaxRuntimeError", f"INVALID_ARGUMENT: {words}", ""))
-
-
-@pytest.mark.parametrize(
-    ("local_rank", "local_world_size", "index", "num_visible", "expected"),
-    [(0, 1, 0, 1, [0]), (1, 2, 1, 2, [1]), (1, 2, 2, 4, [2, 3]), (2, 4, 1, 2, [1])],
-    ids=["alone", "one each", "two each", "half of one each"],
-)
-def test_each_worker_has_its_own_gpus(local_rank, local_world_size, index, num_visible, expected):
-    place = Place(local_rank, local_rank, 0, local_world_size, local_world_size, index)
-    assert list(own_gpus(place, num_visible)) == expected
 
 
 def test_address_that_rank_0_does_not_have():

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.backends import tensorflow as backend
+from paceline.workers.base import Place
 
 
 @pytest.fixture(scope="module")
@@ -13,16 +14,14 @@ def tf():
     return tensorflow
 
 
-@pytest.mark.parametrize(
-    ("index", "expected"),
-    [(None, [("visible", [])]), (1, [("visible", ["GPU 1"]), ("grows", "GPU 1", True)])],
-    ids=["without", "its own"],
-)
-def test_worker_sees_no_gpu_but_its_own(tf, monkeypatch, index, expected):
-    """What TensorFlow is told where there are two. There is none here."""
+@pytest.mark.parametrize(("num_visible", "own"), [(2, ["GPU 1"]), (4, ["GPU 2", "GPU 3"])], ids=["one", "two"])
+def test_worker_sees_no_gpu_but_its_own(tf, monkeypatch, num_visible, own):
+    """What the second of two workers tells TensorFlow. There is none here."""
     told = []
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind} 0", f"{kind} 1"])
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind: [f"{kind} {index}" for index in range(num_visible)]
+    )
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda own, kind: told.append(("visible", own)))
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *gpu: told.append(("grows", *gpu)))
-    backend._choose_gpu(index, memory_growth=True)
-    assert told == expected
+    backend._choose_gpus(Place(1, 1, 0, 2, 2, device_index=num_visible // 2), memory_growth=True)
+    assert told == [("visible", own), *(("grows", gpu, True) for gpu in own)]

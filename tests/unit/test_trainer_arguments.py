@@ -9,13 +9,17 @@ import pytest
 from omegaconf import OmegaConf
 
 import paceline
-from paceline import BackendConfig, CheckpointStrategy, SGDCallback, TorchConfig, Trainer
+from paceline import BackendConfig, CheckpointStrategy, SGDCallback, TorchConfig, Trainer, registry
 from paceline.arguments import config_of
+from paceline.backends import resolve_backend
+from paceline.backends.torchrun import TorchrunConfig
+from paceline.control.crew import Crew
 from paceline.errors import MissingDependencyError
 from paceline.testing import ScriptedEngine, reports, returns
 from paceline.workers import ray_is_in_use, resolve_engine
-from paceline.workers.base import Resources
-from paceline.workers.devices import gpu_ids, num_threads, share_gpus
+from paceline.workers.base import Place, Resources, Size
+from paceline.workers.devices import gpu_ids, num_threads, own_gpus, share_gpus
+from paceline.workers.local import LocalEngine, worker_environ
 
 
 def trainer(**kwargs):
@@ -135,6 +139,30 @@ def test_fractions_of_a_gpu_are_shared_by_neighbours():
     assert [share.ids for share in share_gpus(4, 0.5, ["0", "1"])] == [("0",), ("0",), ("1",), ("1",)]
     with pytest.raises(RuntimeError, match="whole numbers"):
         share_gpus(2, 1.5, ["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize(
+    ("local_world_size", "index", "num_visible", "expected"),
+    [(1, 0, 1, [0]), (2, 1, 2, [1]), (2, 2, 4, [2, 3]), (4, 1, 2, [1]), (2, None, 4, [])],
+    ids=["alone", "one each", "two each", "half of one each", "none"],
+)
+def test_which_of_the_gpus_that_it_sees_are_a_workers_own(local_world_size, index, num_visible, expected):
+    place = Place(local_world_size=local_world_size, device_index=index)
+    assert list(own_gpus(place, num_visible)) == expected
+
+
+def test_worker_that_has_no_gpu_sees_none_unless_its_script_chooses(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+
+    def seen(share, backend):
+        crew = Crew(LocalEngine(), backend, Size(1, 1), Resources())
+        return worker_environ(Place(), share, 1, crew.resources.sees_all_gpus)["CUDA_VISIBLE_DEVICES"]
+
+    for backend in (BackendConfig(), *(resolve_backend(name) for name in registry.names("backend"))):
+        assert seen(None, backend) == "", backend.name
+    assert seen(None, TorchrunConfig()) == "4,5,6"
+    [_, share] = share_gpus(2, 1, gpu_ids())
+    assert seen(share, TorchrunConfig()) == seen(share, BackendConfig()) == "4,5"
 
 
 def test_gpus_are_counted_without_touching_them(tmp_path):

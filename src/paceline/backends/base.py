@@ -32,6 +32,9 @@ class BackendConfig:
     preload: ClassVar[Preload] = Preload()
     transports: ClassVar[tuple[str, ...]] = ()
     """What its own `backend=` may be. Somebody may take one of them for the name of a backend."""
+    sees_all_gpus: ClassVar[bool] = False
+    """Whether workers without GPUs of their own see all of the machine, for a script that chooses among them itself.
+    Else they see none: frameworks would take what they find, in every worker."""
 
     def check(self) -> None:
         if self.package is not None and find_spec(self.package) is None:

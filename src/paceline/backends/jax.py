@@ -22,6 +22,7 @@ from paceline.backends.jax_links import Address, hang_up, listening
 from paceline.errors import ArgumentError, WorkerStartError
 from paceline.registry import JAX_WORKER_MODULES
 from paceline.workers.base import Place, Preload, Raised, Spent, Wire
+from paceline.workers.devices import own_gpus
 
 _BROKEN = re.compile(  # what XLA says begins with one of its codes, by which a user's own words are told from it
     r"(?:UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): .*"
@@ -154,13 +155,6 @@ def _settings(config: JaxConfig, place: Place, use_gpu: bool) -> dict[str, Any]:
         num_visible = len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
         found["jax_cuda_visible_devices"] = ",".join(map(str, own_gpus(place, num_visible)))
     return found
-
-
-def own_gpus(place: Place, num_visible: int) -> range:
-    """Of the GPUs that all workers of a machine see, those of this one: an equal share, from its first on. Below one
-    GPU for each, it is one that others have too."""
-    assert place.device_index is not None
-    return range(place.device_index, place.device_index + max(1, num_visible // place.local_world_size))
 
 
 def _register(wire: Wire, coordinator: str, config: JaxConfig) -> None:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 from paceline.backends.base import BackendConfig, Caller
 from paceline.errors import ArgumentError
 from paceline.registry import TENSORFLOW_IMPORT
-from paceline.workers.base import Preload, Raised, Spent, Wire
+from paceline.workers.base import Place, Preload, Raised, Spent, Wire
+from paceline.workers.devices import own_gpus
 
 _ECHOES = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError")
 _BROKEN = re.compile(
@@ -98,7 +99,8 @@ def _announce(wire: Wire, addresses: Sequence[str], config: TensorflowConfig) ->
     for name in ("TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG_LEVEL"):
         os.environ.setdefault(name, "1")  # as when TensorFlow was imported
     _configure(len(addresses), config)
-    _choose_gpu(wire.place.device_index, config.memory_growth)
+    if wire.place.device_index is not None:
+        _choose_gpus(wire.place, config.memory_growth)
 
 
 def _configure(num_workers: int, config: TensorflowConfig) -> None:
@@ -115,12 +117,13 @@ def _configure(num_workers: int, config: TensorflowConfig) -> None:
     )
 
 
-def _choose_gpu(index: int | None, memory_growth: bool) -> None:
-    """All workers of a machine see the GPUs of all of them; one is ours, or none. TensorFlow would use whatever it
-    finds, and take all memory of it, in every worker."""
+def _choose_gpus(place: Place, memory_growth: bool) -> None:
+    """All workers of a machine see the GPUs of all of them. TensorFlow would use whatever it finds, and take all memory
+    of it, in every worker."""
     import tensorflow as tf
 
-    own = [] if index is None else [tf.config.list_physical_devices("GPU")[index]]
+    visible = tf.config.list_physical_devices("GPU")
+    own = [visible[index] for index in own_gpus(place, len(visible))]
     tf.config.set_visible_devices(own, "GPU")
     for gpu in own:
         tf.config.experimental.set_memory_growth(gpu, memory_growth)

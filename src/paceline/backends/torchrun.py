@@ -21,6 +21,7 @@ class TorchrunConfig(TorchConfig):
     `init_process_group` count, and `num_collectives` and `is_broken_collective` see its group."""
 
     preload: ClassVar[Preload] = Preload(to_join=("torch", "torch.distributed", __name__))
+    sees_all_gpus: ClassVar[bool] = True
 
     max_restarts: int = 3
 

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Setup:
 class Crew:
     def __init__(self, engine: Engine, backend: BackendConfig, size: Size, resources: Resources, max_retries: int = 0):
         self._engine, self._backend, self._max_retries = engine, backend, max_retries
-        self.size, self._resources = size, resources
+        self.size, self.resources = size, replace(resources, sees_all_gpus=backend.sees_all_gpus)
         self._setup = Setup()
         self._group: WorkerGroup | None = None
         self._owner_pid = 0
@@ -124,14 +124,14 @@ class Crew:
             return group
         self._backend.check()
         if group is None:
-            group = self._group = self._engine.group(self.size, self._resources, self._backend.preload)
+            group = self._group = self._engine.group(self.size, self.resources, self._backend.preload)
             self._owner_pid = os.getpid()
         elif not self._is_released:
             self.release()
         try:
             self._is_released = False
             group.start()
-            self._backend.join(self, use_gpu=self._resources.gpus > 0)
+            self._backend.join(self, use_gpu=self.resources.gpus > 0)
             if self._setup.hook is not None:
                 self.all(call_in_worker, self._setup.hook, (), {})
             if self._setup.cls is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from paceline.backends.base import BackendConfig
 from paceline.callbacks import Callback
@@ -44,4 +45,10 @@ def run_job(job: DataJob, args: Sequence[str], callbacks: Sequence[Callback] = (
     """Run it here, in a worker of its own, to its end; gives the exit code. One that is killed is not begun again: who
     has half written something has to look at it first."""
     launch = Launch(num_workers=1, max_restarts=0, engine="local", logdir=job.name)
-    return run_to_exit_code(program_of([job.script, *args]), launch, backend=BackendConfig(), callbacks=callbacks)
+    return run_to_exit_code(program_of([job.script, *args]), launch, backend=Alone(), callbacks=callbacks)
+
+
+class Alone(BackendConfig):
+    """A script without a framework. What there is of GPUs is there for it."""
+
+    sees_all_gpus: ClassVar[bool] = True

@@ -18,7 +18,8 @@ def get_device() -> torch.device:
 
 
 def device_at(place: Place, *, in_worker: bool, num_gpus: int) -> torch.device:
-    """A worker's place decides alone: one that was started without GPUs stays off those it can see."""
+    """A worker's place decides alone: one that was started without GPUs stays off those it can see, as under `paceline
+    run`, where all see all of them."""
     if in_worker:
         return torch.device("cpu") if place.device_index is None else torch.device("cuda", place.device_index)
     return torch.device("cuda", place.local_rank % num_gpus) if num_gpus else torch.device("cpu")

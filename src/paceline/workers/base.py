@@ -66,6 +66,8 @@ class Resources:
     cpus: float | None = None
     gpus: float = 0
     custom: Mapping[str, float] = field(default_factory=dict)
+    sees_all_gpus: bool = False
+    """Whether one that has no GPU of its own sees all of the machine: see `BackendConfig`."""
 
 
 @dataclass(frozen=True)

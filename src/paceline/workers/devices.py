@@ -2,11 +2,12 @@
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ResourcesError
+from paceline.workers.place import Place
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,20 @@ def share_gpus(num_workers: int, gpus_per_worker: float, available: list[str]) -
         )
     visible = tuple(available[:needed])
     return [GpuShare(tuple(available[i] for i in mine), visible, mine.start) for mine in own]
+
+
+def gpu_variables(visible: Sequence[str], *, sees_all: bool = False) -> dict[str, str]:
+    """The environment in which a worker sees these GPUs and no others, whatever framework it uses; without any of its
+    own none, unless it is to see all of the machine."""
+    return {} if sees_all and not visible else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+
+
+def own_gpus(place: Place, num_visible: int) -> range:
+    """Of the GPUs that all workers of a machine see, the numbers of those that are this one's: an equal share, from its
+    first on. Below one GPU for each, it is one that others have too."""
+    if place.device_index is None:
+        return range(0)
+    return range(place.device_index, place.device_index + max(1, num_visible // place.local_world_size))
 
 
 def num_threads(num_workers: int, cpus_per_worker: float | None) -> int:

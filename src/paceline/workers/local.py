@@ -40,7 +40,7 @@ from paceline.workers.base import (
     WorkerInfo,
     rank_environ,
 )
-from paceline.workers.devices import GpuShare, gpu_ids, num_cpus, num_threads, share_gpus
+from paceline.workers.devices import GpuShare, gpu_ids, gpu_variables, num_cpus, num_threads, share_gpus
 from paceline.workers.framing import FrameReader, send_patiently
 from paceline.workers.nursery import Nursery, shared_nursery
 from paceline.workers.output import LogTail
@@ -224,7 +224,9 @@ class LocalGroup:
         place = Place(rank, rank, 0, size, size, share.index if share else None)
         return {
             "place": place,
-            "environ": worker_environ(place, share, num_threads(size, self._resources.cpus)),
+            "environ": worker_environ(
+                place, share, num_threads(size, self._resources.cpus), self._resources.sees_all_gpus
+            ),
             "sys_path": list(sys.path),
             "argv": list(getattr(sys, "argv", [""])),
             "cwd": surroundings.cwd() or os.curdir,
@@ -234,14 +236,12 @@ class LocalGroup:
         }
 
 
-def worker_environ(place: Place, share: GpuShare | None, threads: int) -> dict[str, str]:
+def worker_environ(place: Place, share: GpuShare | None, threads: int, sees_all_gpus: bool = False) -> dict[str, str]:
     """The driver's environment, and what a script finds under torchrun."""
     # All ranks are here: a name lookup or a VPN must not matter. What the user has set does.
     environ = {**frameworks.thread_variables(threads), **frameworks.interface_variables("lo"), **os.environ}
-    environ.update(rank_environ(place))
-    if share is not None:
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.visible)
-    return environ
+    visible = share.visible if share is not None else ()
+    return {**environ, **rank_environ(place), **gpu_variables(visible, sees_all=sees_all_gpus)}
 
 
 class _Line:

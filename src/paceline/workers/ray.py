@@ -80,7 +80,9 @@ class RayGroup:
 
     def __init__(self, engine: RayEngine, size: Size, resources: Resources, preload: Preload):
         slots = Slots(bundle_of(resources), engine.placement)
-        self._roster = Roster(slots, size, preload, engine.spare_workers, engine.start_timeout_s)
+        self._roster = Roster(
+            slots, size, preload, engine.spare_workers, engine.start_timeout_s, resources.sees_all_gpus
+        )
         self._logs: dict[int, Path] = {}
         self._waiting: deque[_Arrived] = deque()
         self._is_whole = False

@@ -15,6 +15,7 @@ from paceline import frameworks
 from paceline.errors import WorkerStartError
 from paceline.workers import surroundings
 from paceline.workers.base import Place, Preload, Size, WorkerInfo, rank_environ
+from paceline.workers.devices import gpu_variables
 from paceline.workers.ray_slots import Slot, Slots, draining_nodes
 from paceline.workers.ray_worker import RayWorker
 
@@ -58,8 +59,16 @@ class Actor:
 class Roster:
     """The actors of one group. `infos` are those that have a rank."""
 
-    def __init__(self, slots: Slots, size: Size, preload: Preload, num_spares: int, start_timeout_s: float):
-        self._slots, self._size, self._preload = slots, size, preload
+    def __init__(
+        self,
+        slots: Slots,
+        size: Size,
+        preload: Preload,
+        num_spares: int,
+        start_timeout_s: float,
+        sees_all_gpus: bool = False,
+    ):
+        self._slots, self._size, self._preload, self._sees_all_gpus = slots, size, preload, sees_all_gpus
         self._num_spares, self._start_timeout_s = num_spares, start_timeout_s
         self._actors: list[Actor] = []
         self.infos: Sequence[WorkerInfo] = ()
@@ -218,9 +227,7 @@ class Roster:
         num_threads = max(1, int(self._slots.bundle.get("CPU", 1)))
         threads = frameworks.thread_variables(num_threads)
         environ = {**rank_environ(place), **{name: os.environ.get(name, threads[name]) for name in threads}}
-        if visible_gpus:
-            environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus)
-        return environ
+        return environ | gpu_variables(visible_gpus, sees_all=self._sees_all_gpus)  # Ray hides none from who has none
 
 
 def places(workers: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[Place, tuple[str, ...]]]:
