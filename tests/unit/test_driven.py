@@ -37,11 +37,18 @@ def test_value_is_a_number_when_asked(worker_group):
     assert "%.2f" % value == "2.50"  # noqa: UP031
     assert value < 3 <= value + 1
     assert value > 2 >= value - 1
+    assert (value == 2.5, value != 2, 2.5 == value, value == 2) == (True, True, True, False)  # noqa: SIM300
     assert bool(value)
     assert not value - 2.5
     [brought] = value.get()
     assert brought == 2.5
     assert not brought.requires_grad
+
+
+def test_value_is_itself_among_others(worker_group):
+    one, two = (worker_group.apply(lambda: 1.0) for _ in range(2))
+    assert one in (two, one)
+    assert (one == two, len({one, two, one})) == (False, 2)
 
 
 def test_arithmetic_stays_on_the_workers(worker_group):

@@ -1,5 +1,7 @@
 """A DistributedSGD in this very process: beside others, and beside what the program itself does."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,35 @@ def test_what_a_model_reports_or_saves_by_itself_is_in_nobodys_way(caplog):
     assert said == ["report()", "save_checkpoint()"]
     assert paceline.read_checkpoint(path)["step"] == 2
     assert len(paceline.load_run(sgd.run_dir).metrics) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(SystemExit(0), "SUCCEEDED"), (SystemExit(), "SUCCEEDED"), (SystemExit(3), "FAILED"), (ValueError(), "FAILED")],
+    ids=repr,
+)
+def test_how_the_block_is_left(error, state):
+    sgd = here()
+
+    def script():
+        with sgd:
+            raise error
+
+    with pytest.raises(type(error)):
+        script()
+    assert paceline.load_run(sgd.run_dir).status.state == state
+
+
+@pytest.mark.parametrize(("is_prompt", "state"), [(False, "FAILED"), (True, "SUCCEEDED")])
+def test_program_ends_after_an_error(monkeypatch, is_prompt, state):
+    """A script has ended by it. At a prompt, and in a notebook, it was some line before, and the program went on."""
+    monkeypatch.setattr(sys, "last_value", NameError("oh"), raising=False)
+    if is_prompt:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    sgd = here()
+    sgd.step()
+    sgd._end_with_program()
+    assert paceline.load_run(sgd.run_dir).status.state == state
 
 
 def test_question_that_nobody_answers_is_refused():

@@ -95,6 +95,12 @@ class Value(Kept):
     def __neg__(self) -> "Value":
         return self.worker_group.keep(operator.neg, self)
 
+    def __eq__(self, other: object) -> bool:
+        """Only a number asks for it: what is looked for in a list, say, is the name."""
+        return self.item() == other if isinstance(other, int | float) else NotImplemented
+
+    __hash__ = Kept.__hash__
+
     def __lt__(self, other: float) -> bool:
         return self.item() < other
 

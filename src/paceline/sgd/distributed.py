@@ -297,8 +297,8 @@ class DistributedSGD:
         self._team.close(state, error)
 
     def _end_with_program(self) -> None:
-        """A script need not call `shutdown`: when it ends well, the run has."""
-        self._end(*_end_of(getattr(sys, "last_value", None)))
+        """A script need not call `shutdown`: when it ends well, the run has. At a prompt, no error ends the program."""
+        self._end(*_end_of(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))
 
 
 class _Failing:
@@ -318,6 +318,6 @@ class _Failing:
 
 
 def _end_of(error: BaseException | None) -> tuple[str, BaseException | None]:
-    if error is None:
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):  # a script leaves in good order
         return "SUCCEEDED", None
     return ("STOPPED" if isinstance(error, KeyboardInterrupt) else "FAILED"), error
