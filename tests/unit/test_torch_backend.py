@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 from paceline.backends import torch as backend
 from paceline.errors import WorkerStartError
@@ -27,3 +28,22 @@ def test_lookups_are_short_unless_the_user_says_how_long(monkeypatch):
     with backend._short_lookups():
         assert os.environ["RES_OPTIONS"] == "timeout:9"
     assert os.environ["RES_OPTIONS"] == "timeout:9"
+
+
+@pytest.mark.parametrize(("told", "expected"), [("3", 3), (None, 5), ("4,2", 5), ("0", 5)])
+def test_worker_has_its_share_of_threads_and_leaves_them_as_they_were(monkeypatch, told, expected):
+    """A list is for nested regions of OpenMP. What torch cannot be told is no reason not to join."""
+    before = torch.get_num_threads()
+    if told is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    torch.set_num_threads(5)
+    wire = RecordingWire(Place())
+    try:
+        backend.use_own_threads(wire)
+        assert torch.get_num_threads() == expected
+        wire.leaving.close()
+        assert torch.get_num_threads() == 5
+    finally:
+        torch.set_num_threads(before)

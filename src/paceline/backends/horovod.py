@@ -16,6 +16,7 @@ import psutil
 
 from paceline.backends.base import BackendConfig, Caller
 from paceline.backends.horovod_rendezvous import Rendezvous
+from paceline.backends.torch import use_own_threads
 from paceline.errors import ArgumentError, MissingDependencyError, WorkerStartError
 from paceline.registry import TORCH_WORKER_MODULES
 from paceline.workers.base import Place, Preload, Raised, Wire
@@ -112,11 +113,10 @@ def _join_group(wire: Wire, places: Sequence[Place], address: str, port: int, ti
         return
     environ = horovod_environ(wire.place, places, address, port, _interface_of(wire.address), timeout_s)
     names = [*environ, "HOROVOD_DYNAMIC_PROCESS_SETS"]  # the last one is set by hvd.init(process_sets="dynamic")
-    wire.leaving.callback(_restore, {name: os.environ.get(name) for name in names}, torch.get_num_threads())
+    wire.leaving.callback(_restore, {name: os.environ.get(name) for name in names})
     wire.leaving.callback(_leave_group)  # before the other, and also after a join that fails half-way
     os.environ.update(environ)
-    if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    use_own_threads(wire)
     if wire.place.device_index is not None:
         torch.cuda.set_device(wire.place.device_index)
     hvd.init()
@@ -154,15 +154,12 @@ def _leave_group() -> None:
     _set_init(getattr(hvd.init, "paceline_original", hvd.init))
 
 
-def _restore(environ: Mapping[str, str | None], num_threads: int) -> None:
+def _restore(environ: Mapping[str, str | None]) -> None:
     """What the process had before it joined. Inline, that process is the user's own."""
-    import torch
-
     for name, value in environ.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    torch.set_num_threads(num_threads)
 
 
 def _renew_for_process_sets() -> None:

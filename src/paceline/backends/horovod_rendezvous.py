@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.backends.horovod_requests import MAX_HEAD_BYTES, REASONS, Bounds, Refused, Request, Values, parse_head
+from paceline.backends.listening import listen_at
 from paceline.errors import WorkerStartError
 
 REQUEST_S = 10.0
@@ -187,10 +188,4 @@ def _listen_at(address: str) -> socket.socket:
             f"Rank 0 has the address {address}, and Horovod's ranks find each other by IPv4 only. On a Ray cluster, "
             "start each node with such an address: ray start --node-ip-address=..."
         )
-    try:
-        return socket.create_server((address, 0), backlog=512)
-    except OSError as error:
-        raise WorkerStartError(
-            f"Rank 0 cannot listen on {address}, where the other workers are to reach it: {error}. On a Ray cluster, "
-            "start each node with an address that the node itself has: ray start --node-ip-address=..."
-        ) from error
+    return listen_at(address, backlog=512)

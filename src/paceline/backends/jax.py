@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 from paceline.backends.base import BackendConfig, Caller
 from paceline.backends.jax_links import Address, hang_up, listening
-from paceline.errors import ArgumentError, WorkerStartError
+from paceline.backends.listening import cannot_listen
+from paceline.errors import ArgumentError
 from paceline.registry import JAX_WORKER_MODULES
 from paceline.workers.base import Place, Preload, Raised, Spent, Wire
 from paceline.workers.devices import own_gpus
@@ -103,10 +104,7 @@ def _held_port(address: str) -> Iterator[int]:
         try:
             holder.bind((address, 0))
         except OSError as error:
-            raise WorkerStartError(
-                f"Rank 0 cannot listen on {address}, where the other workers are to reach it: {error}. On a Ray "
-                "cluster, start each node with an address that the node itself has: ray start --node-ip-address=..."
-            ) from error
+            raise cannot_listen(address, error) from error
         yield holder.getsockname()[1]
 
 

@@ -3,18 +3,18 @@
 import gc
 import os
 import re
-import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from typing import Any, ClassVar
 
 from paceline.backends.base import BackendConfig, Caller
-from paceline.errors import ArgumentError, WorkerStartError
+from paceline.backends.listening import listen_at
+from paceline.errors import ArgumentError
 from paceline.registry import TORCH_WORKER_MODULES
 from paceline.workers.base import Preload, Raised, Wire
 
@@ -84,7 +84,7 @@ def open_store(wire: Wire, timeout_s: float) -> tuple[str, int]:
     server for each of its IPv4 clients, one after the other."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener = _listen_at(wire.address)
+    listener = listen_at(wire.address)
     port = listener.getsockname()[1]
     wire.shared["torch_store"] = TCPStore(
         wire.address,
@@ -98,16 +98,6 @@ def open_store(wire: Wire, timeout_s: float) -> tuple[str, int]:
     return wire.address, port
 
 
-def _listen_at(address: str) -> socket.socket:
-    try:
-        return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    except OSError as error:
-        raise WorkerStartError(
-            f"Rank 0 cannot listen on {address}, where the other workers are to reach it: {error}. On a Ray cluster, "
-            "start each node with an address that the node itself has: ray start --node-ip-address=..."
-        ) from error
-
-
 def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float) -> None:
     import torch
     import torch.distributed as dist
@@ -118,10 +108,9 @@ def _join_group(wire: Wire, backend: str, host: str, port: int, timeout_s: float
         wire.shared.pop("torch_store", None)
         return
     wire.leaving.callback(_leave_group, wire.shared)  # first, so that it also undoes a join that fails half-way
-    wire.leaving.callback(_restore, dict(os.environ), sys.excepthook, torch.get_num_threads())
+    wire.leaving.callback(_restore, dict(os.environ), sys.excepthook)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
-    if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    use_own_threads(wire)
     if wire.place.device_index is not None:
         torch.cuda.set_device(wire.place.device_index)
     place, timeout = wire.place, timedelta(seconds=timeout_s)
@@ -167,17 +156,24 @@ def _leave_group(shared: dict[str, Any]) -> None:
     _set_init_process_group(getattr(dist.init_process_group, "paceline_original", dist.init_process_group))
 
 
-def _restore(environ: Mapping[str, str], excepthook: Any, num_threads: int) -> None:
+def _restore(environ: Mapping[str, str], excepthook: Any) -> None:
     """What the process had before it joined. Inline, that process is the user's own."""
-    import torch
-
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
         if name in environ:
             os.environ[name] = environ[name]
     if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):  # it has put one around the former
         sys.excepthook = excepthook
-    torch.set_num_threads(num_threads)
+
+
+def use_own_threads(wire: Wire) -> None:
+    """In a worker, as many as its share of the cores, which was not known when the nursery imported torch. Who leaves
+    has as many as before."""
+    import torch
+
+    wire.leaving.callback(torch.set_num_threads, torch.get_num_threads())
+    with suppress(KeyError, ValueError, RuntimeError):  # a list, say, or 0: torch has made of it what it does
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _tolerate_second_init() -> None:

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, ClassVar
 
 from paceline.backends.base import Caller
-from paceline.backends.torch import TorchConfig, open_store
+from paceline.backends.torch import TorchConfig, open_store, use_own_threads
 from paceline.workers.base import Place, Preload, Raised, Spent, Wire
 
 
@@ -47,14 +47,11 @@ def _offer_store(wire: Wire, timeout_s: float) -> tuple[int, tuple[str, int] | N
 
 
 def _announce(wire: Wire, address: str, port: int, num_nodes: int, max_restarts: int) -> None:
-    import torch
-
     wire.leaving.callback(_refuse_to_stay)
     os.environ.update(torchrun_environ(wire.place, address, port, num_nodes, max_restarts))
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     _outlive_models(wire.shared)
-    if "OMP_NUM_THREADS" in os.environ:  # the nursery read it before this worker's share was known
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    use_own_threads(wire)
 
 
 def _outlive_models(shared: dict[str, Any]) -> None:

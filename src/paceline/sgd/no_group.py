@@ -4,7 +4,7 @@ from the driver's side."""
 from dataclasses import dataclass, field
 
 from paceline.backends.base import BackendConfig, Caller
-from paceline.sgd.torch_replica import use_own_threads
+from paceline.backends.torch import use_own_threads
 from paceline.workers.base import Preload
 
 

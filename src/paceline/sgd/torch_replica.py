@@ -1,7 +1,6 @@
 """A PyTorch model as a replica. What it trains is what its optimizer has."""
 
 import copy
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,7 +10,6 @@ from paceline import frameworks
 from paceline.errors import ArgumentTypeError, TrainerStateError
 from paceline.sgd.packing import Array, Slot
 from paceline.sgd.replica import Computed, OwnPosition, check_weights, required
-from paceline.workers.base import Wire
 
 
 class TorchReplica(OwnPosition):
@@ -146,15 +144,6 @@ class TorchReplica(OwnPosition):
 
     def _optimized(self) -> Iterator[Any]:
         return (weight for group in self.optimizer.param_groups for weight in group["params"])
-
-
-def use_own_threads(wire: Wire) -> None:
-    """In a worker, as many as its share of the cores. What a process has joined, it leaves as it was."""
-    import torch
-
-    if "OMP_NUM_THREADS" in os.environ:
-        wire.leaving.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _module_of(model: Any) -> Any:
