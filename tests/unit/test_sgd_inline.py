@@ -8,7 +8,8 @@ import pytest
 import paceline
 from paceline import session
 from paceline.data import from_numpy
-from paceline.errors import PacelineError
+from paceline.data.given import Supply
+from paceline.errors import ArgumentError, PacelineError
 from paceline.sgd import DistributedSGD, NumpyModel
 
 
@@ -72,6 +73,24 @@ def test_what_a_model_reports_or_saves_by_itself_is_in_nobodys_way(caplog):
     assert said == ["report()", "save_checkpoint()"]
     assert paceline.read_checkpoint(path)["step"] == 2
     assert len(paceline.load_run(sgd.run_dir).metrics) == 2
+
+
+@pytest.mark.parametrize("error", [None, ValueError()], ids=repr)
+def test_streams_of_the_data_end_with_the_run(monkeypatch, error):
+    """Those of Ray: nobody else would end them."""
+    ended = []
+    monkeypatch.setattr(Supply, "close", lambda self: ended.append(self))
+    sgd = here()
+    sgd.step()
+    sgd.__exit__(None if error is None else type(error), error, None)
+    assert ended == [sgd._team._request.dataset]
+
+
+def test_data_that_these_workers_cannot_read(monkeypatch):
+    monkeypatch.setattr(Supply, "engine", "ray")
+    data = from_numpy({"x": np.arange(4)})
+    with pytest.raises(ArgumentError, match=r"engine='ray' only, and the workers would live on 'local'"):
+        DistributedSGD(Reader, 2, use_cpus=True, dataset=data, engine="local")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,17 @@ def test_who_is_in_the_middle_of_a_step_when_another_dies_comes_to_its_end(usual
     assert (found.idle, found.values, found.reason) == ((0,), [0], "rank 1 was killed")
 
 
+def test_those_that_are_left_are_told_before_they_are_waited_for():
+    """They may wait for data that the lost one was to take first."""
+    workers = TwoWorkers()
+    link, told = linked(workers), []
+    link.on_lost = lambda: told.append(workers.now)
+    workers.busy_s = 5.0
+    begin = workers.now
+    lost(workers, link, 5.0)
+    assert [now < begin + 1 for now in told] == [True]
+
+
 def test_who_never_comes_to_rest_is_not_waited_for_for_ever():
     workers = TwoWorkers()
     found = lost(workers, linked(workers), math.inf)

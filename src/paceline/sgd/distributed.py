@@ -12,7 +12,7 @@ from paceline import checkpoints
 from paceline.arguments import config_of, resources_of, strategy_of
 from paceline.callbacks import Callback
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy
-from paceline.data.given import resolve_dataset
+from paceline.data.given import Supply, resolve_dataset
 from paceline.errors import ArgumentError, CheckpointWriteError, TrainerStateError, WorkerError
 from paceline.runs import RunRequest, resolve_logdir
 from paceline.sgd import model_calls
@@ -118,7 +118,7 @@ class DistributedSGD:
         self._team = Team(
             self.options,
             request,
-            resolve_engine(engine, max_workers=num_workers),
+            _engine_of(engine, num_workers, request.dataset),
             resources_of(self.options.use_gpu, cpus_per_worker, gpus, resources_per_worker),
             listeners_of(callbacks, is_quiet=not verbose),
         )
@@ -299,6 +299,17 @@ class DistributedSGD:
     def _end_with_program(self) -> None:
         """A script need not call `shutdown`: when it ends well, the run has. At a prompt, no error ends the program."""
         self._end(*_end_of(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))
+
+
+def _engine_of(engine: str | Engine | None, num_workers: int, dataset: Supply | None) -> Engine:
+    """By default, one whose workers can read the data."""
+    needed = None if dataset is None else dataset.engine
+    made = resolve_engine(engine or needed, max_workers=num_workers)
+    if needed is not None and made.name not in (needed, "inline"):
+        raise ArgumentError(
+            f"The dataset can be read on engine={needed!r} only, and the workers would live on {made.name!r}."
+        )
+    return made
 
 
 class _Failing:

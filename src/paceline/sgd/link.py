@@ -69,6 +69,8 @@ class Link:
         """Gets what a rank sends besides: a note, say."""
         self.on_hang: Callable[[], str] = lambda: ""
         """Called before workers that do not answer are given up; returns what to add to the error."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called before others are waited for when a worker is lost: what they wait for may never come."""
         self._questions: dict[int, Asked] = {}
         self._replies: dict[int, Any] = {}
         self._lost: dict[int, str] = {}
@@ -190,6 +192,7 @@ class Link:
     def _settle(self) -> None:
         """A worker is lost: wait for others to come to rest, and raise. One that is at rest is enough, since all have
         the same state; those that are soon at rest may have more to tell."""
+        self.on_lost()
         group, begin = self._crew.group, self._clock()
         assert group is not None
         busy_s = max(BUSY_S, 3 * self._longest_s, self._hang_timeout_s or 0.0)

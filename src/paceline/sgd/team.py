@@ -47,7 +47,7 @@ class Team:
         self._crew = Crew(engine, self._backend, size, resources, options.max_retries)
         kind = InlineLink if engine.name == "inline" else Link
         self.link = kind(self._crew, self._backend, options.hang_timeout_s)
-        self.link.on_hang, self.link.on_sent = self._keep_stacks, self._hear
+        self.link.on_hang, self.link.on_sent, self.link.on_lost = self._keep_stacks, self._hear, self._end_streams
         self.record: RunRecord | None = None
         self._strategy: Strategy | None = None
         self._layout = Layout(())
@@ -117,6 +117,7 @@ class Team:
         return self._positions
 
     def close(self, state: str, error: BaseException | None = None) -> None:
+        self._end_streams()
         try:
             if state == "SUCCEEDED":
                 self.link.close()
@@ -190,6 +191,12 @@ class Team:
             except LostError as again:
                 left = again.idle
         raise nobody_left(lost.reason)
+
+    def _end_streams(self) -> None:
+        """Of the run's dataset: who waits for data, or for a lost worker to take its part of it, gets an error. New
+        workers have new ones."""
+        if self._request.dataset is not None:
+            self._request.dataset.close()
 
     def _keep_stacks(self) -> str:
         """Of workers that do not answer."""
