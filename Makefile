@@ -60,7 +60,8 @@ $(VENV)/.bench: $(VENV)/.demo
 	$(PIP_INSTALL) --no-deps litdata
 	touch $@
 
-# The wheel fits one torch only, and stays where it is when this project or other pins change.
+# The wheel fits one torch only, and stays where it is when this project or other pins change. Of another torch it has the
+# same version, and pip would leave what is installed.
 HOROVOD_WHEEL := $(HOROVOD)/wheels/torch-$(shell sed -n 's/^torch==//p' constraints.txt)
 
 $(HOROVOD)/bin/python:
@@ -73,5 +74,6 @@ $(HOROVOD_WHEEL)/.built: tools/build_horovod.sh | $(HOROVOD)/bin/python
 
 $(HOROVOD)/.ready: $(HOROVOD_WHEEL)/.built pyproject.toml constraints.txt
 	$(HOROVOD)/bin/python -m pip install $(PIP_OPTIONS) torch $(HOROVOD_WHEEL)/horovod-*.whl
+	$(HOROVOD)/bin/python -m pip install $(PIP_OPTIONS) --force-reinstall --no-deps $(HOROVOD_WHEEL)/horovod-*.whl
 	$(HOROVOD)/bin/python -m pip install $(PIP_OPTIONS) --editable '.[horovod,ray,data]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@

@@ -10,7 +10,7 @@ from paceline.workers.base import Preload
 
 @dataclass(frozen=True, kw_only=True)
 class NoGroup(BackendConfig):
-    """Workers that exchange nothing with each other. They have what the driver has imported: their models need it."""
+    """Workers that exchange nothing with each other. They have torch, if the driver does: then their models need it."""
 
     preload: Preload = field(default_factory=Preload)  # type: ignore[misc]
 
