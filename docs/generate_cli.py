@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.app import app
+from paceline.cli.app import build
 
 DOCS = Path(__file__).parent
 GROUPS = {
@@ -34,7 +34,7 @@ WIDTH = 100
 
 def page(name: str) -> str:
     title, about = GROUPS[name]
-    program: Any = typer.main.get_command(app)
+    program: Any = typer.main.get_command(build())
     group = program.commands[name]
     top = program.make_context("paceline", ["--help"], resilient_parsing=True)
     commands = getattr(group, "commands", None)

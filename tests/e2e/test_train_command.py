@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import paceline
-from paceline.cli.app import app
+from paceline.cli.app import build
 from paceline.errors import ConfigError
 from paceline.experiment.new_project import make_project, template
 
@@ -59,7 +59,7 @@ def project(tmp_path, monkeypatch):
 
 
 def call(*words, code=0):
-    done = CliRunner().invoke(app, ["train", *words])
+    done = CliRunner().invoke(build("train"), ["train", *words])
     assert done.exit_code == code, done.output
     return done.stdout, done.stderr
 
@@ -91,7 +91,7 @@ def test_sweep_is_a_run_for_each_combination(project):
     assert [run.request["parent"]["number"] for run in runs] == [1, 2]
     [sweep] = {run.request["parent"]["sweep"] for run in runs}
     assert f"`paceline xp ls --filter config.sweep={sweep}`" in told
-    listed = CliRunner().invoke(app, ["xp", "ls", "-q", "--filter", f"config.sweep={sweep}"])
+    listed = CliRunner().invoke(build("xp"), ["xp", "ls", "-q", "--filter", f"config.sweep={sweep}"])
     assert {*listed.stdout.split()} == {"digits/run_001", "digits/run_002"}
 
 

@@ -154,8 +154,8 @@ def test_import_paceline_loads_nothing_heavy():
 def test_command_line_answers_without_anything_heavy():
     heavy = {"torch", "ray", "pandas", "fsspec", "matplotlib", "numpy", "rich", "paceline.trainer", "paceline.launch"}
     code = (
-        "import contextlib, io, sys; from paceline.cli.app import app\n"
-        "with contextlib.redirect_stdout(io.StringIO()): app(['run', '--help'], standalone_mode=False)\n"
+        "import contextlib, io, sys; from paceline.cli.app import build\n"
+        "with contextlib.redirect_stdout(io.StringIO()): build('run')(['run', '--help'], standalone_mode=False)\n"
         "print(*sys.modules)"
     )
     assert heavy & {*run(code)} == set()

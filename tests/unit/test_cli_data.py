@@ -7,7 +7,7 @@ import zlib
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.app import app
+from paceline.cli.app import build
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def root(tmp_path, monkeypatch):
 
 
 def data(*words, code=0, **options):
-    result = CliRunner().invoke(app, ["data", *map(str, words)], **options)
+    result = CliRunner().invoke(build("data"), ["data", *map(str, words)], **options)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output

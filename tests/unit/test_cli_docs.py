@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from paceline.cli.app import app
+from paceline.cli.app import build
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -51,7 +51,7 @@ def is_known(program, line):
 
 
 def test_command_lines_of_the_documentation_exist():
-    program = typer.main.get_command(app)
+    program = typer.main.get_command(build())
     lines = command_lines()
     assert len(lines) > 100
     assert not is_known(program, "paceline xp lst")
@@ -61,7 +61,7 @@ def test_command_lines_of_the_documentation_exist():
 
 
 def test_every_verb_has_examples_and_json():
-    program = typer.main.get_command(app)
+    program = typer.main.get_command(build())
     assert set(generator().GROUPS) == {name for name, one in program.commands.items() if not one.hidden}
     for name in ("train", "xp", "data"):
         shown = {verb: command for verb, command in program.commands[name].commands.items() if not command.hidden}

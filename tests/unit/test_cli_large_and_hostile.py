@@ -9,7 +9,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.app import app
+from paceline.cli.app import build
 from paceline.folder_removal import remove_folder
 from paceline.runs import RunFolder
 from paceline.runs.index import find_runs
@@ -38,7 +38,7 @@ def make(logdir, **request):
 
 
 def call(*words, code=0, **options):
-    result = CliRunner().invoke(app, [*map(str, words)], **options)
+    result = CliRunner().invoke(build(), [*map(str, words)], **options)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, f"{result.stdout}\n{result.stderr}"
@@ -150,7 +150,7 @@ def test_pipe_in_the_place_of_a_file(root, name):
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     os.mkfifo(path)
     for words in (["ls"], ["ls", "--json"], ["show"], ["logs"], ["wait"], ["tag", "digits"], ["best", "-m", "loss"]):
-        result = CliRunner().invoke(app, ["xp", *words])
+        result = CliRunner().invoke(build("xp"), ["xp", *words])
         assert isinstance(result.exception, SystemExit | None), result.exception
         assert result.exit_code in (0, 1, 2, 3), f"{words}: it ends, and says what is not there"
     call("xp", "rm", "digits")

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.announcing import Announcement, find_announced
-from paceline.cli.app import app
+from paceline.cli.app import build
 from paceline.cli.cluster_runs import named
 from paceline.cli.launching import Launch, follow, variables_for_job
 from paceline.cli.line_stream import LineStream
@@ -39,7 +39,7 @@ def project(tmp_path):
 
 
 def invoke(*words, code=0):
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = CliRunner().invoke(build(), [str(word) for word in words])
     assert done.exit_code == code, f"{done.output} {done.exception!r}"
     return done
 

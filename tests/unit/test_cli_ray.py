@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.app import app
+from paceline.cli.app import build
 
 JOB = {
     "type": "SUBMISSION",
@@ -72,7 +72,7 @@ def ray(*words, code=0):
 
 
 def call(*words, code=0):
-    result = CliRunner().invoke(app, [*words])
+    result = CliRunner().invoke(build(), [*words])
     assert result.exit_code == code, f"{result.output} {result.exception!r}"
     return result
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import paceline
 from paceline import BackendConfig, Trainer
-from paceline.cli.app import app
+from paceline.cli.app import build
 from paceline.cli.xp_compare import short_endings
 from paceline.runs import RunFolder, load_run
 
@@ -53,7 +53,7 @@ def root(pristine, tmp_path, monkeypatch):
 
 
 def xp(*words, code=0, **options):
-    result = CliRunner().invoke(app, ["xp", *map(str, words)], **options)
+    result = CliRunner().invoke(build("xp"), ["xp", *map(str, words)], **options)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, f"{result.stdout}\n{result.stderr}"

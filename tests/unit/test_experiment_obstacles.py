@@ -12,7 +12,7 @@ import typed_experiment
 from typer.testing import CliRunner
 
 import paceline
-from paceline.cli.app import app
+from paceline.cli.app import build
 from paceline.errors import ConfigError
 from paceline.experiment import run_experiment, running, same_runs
 from paceline.experiment.project import read_conf, write_conf
@@ -48,7 +48,7 @@ def project(tmp_path, monkeypatch):
 
 
 def call(*words, code=0):
-    done = CliRunner().invoke(app, ["train", *words])
+    done = CliRunner().invoke(build("train"), ["train", *words])
     assert done.exit_code == code, done.output
     return done.stdout, done.stderr
 

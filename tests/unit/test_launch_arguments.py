@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from paceline.backends.torchrun import torchrun_environ
-from paceline.cli.app import app
+from paceline.cli.app import build
 from paceline.errors import ArgumentError
 from paceline.launch import size, torch_distributed
 from paceline.launch.ending import as_of_a_program
@@ -128,7 +128,7 @@ REFUSED = [
 @pytest.mark.parametrize(("arguments", "complaint"), REFUSED)
 def test_bad_input_is_refused_in_a_line(script, arguments, complaint, capsys):
     with pytest.raises(SystemExit) as ended:
-        app(arguments)
+        build()(arguments)
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert complaint in told
@@ -137,17 +137,17 @@ def test_bad_input_is_refused_in_a_line(script, arguments, complaint, capsys):
 
 def test_unknown_option_is_refused_and_one_after_the_script_is_not_ours(script, capsys):
     with pytest.raises(SystemExit) as ended:
-        app(["run", "--wat", script])
+        build()(["run", "--wat", script])
     assert ended.value.code == 2
     with pytest.raises(SystemExit):
-        app(["run", "nowhere.py", "--help"])
+        build()(["run", "nowhere.py", "--help"])
     assert "no script" in capsys.readouterr().err
 
 
 def test_script_that_is_no_python_fails_as_python_does(script, tmp_path, capsys):
     (tmp_path / script).write_text("def broken(:\n")
     with pytest.raises(SystemExit) as ended:
-        app(["run", "--engine", "local", script])
+        build()(["run", "--engine", "local", script])
     assert ended.value.code == 1
     told = capsys.readouterr().err
     assert told.splitlines()[-1].startswith("SyntaxError")

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from paceline.runs import RunFolder, list_runs
-from paceline.runs.index import find_runs
-from paceline.runs.index_file import IndexFile, index_path
+from paceline.runs.index import find_runs, mark_of
+from paceline.runs.index_file import IndexFile, Known, index_path
 
 
 @pytest.fixture
@@ -61,10 +61,8 @@ def test_finds_what_is_there_and_reads_it_once(root):
     known = IndexFile(root).load()
     status.write_bytes(content.replace(b"FAILED", b"GARBLE"))
     os.utime(status, ns=(before.st_atime_ns, before.st_mtime_ns))
-    after = os.lstat(status)
-    mark = f"{after.st_dev}.{after.st_ino}.{after.st_size}.{after.st_mtime_ns}.{after.st_ctime_ns}"
-    forged = {**known.runs, "a/run_002": (mark, *known.runs["a/run_002"][1:])}
-    IndexFile(root).save(known, type(known)(known.folders, forged))
+    forged = {"a/run_002": (mark_of(os.lstat(status)), *known.runs["a/run_002"][1:])}
+    IndexFile(root).save(Known(runs=forged), Known())
     assert ("FAILED") in [state for _, state in seen(root)]
 
 

@@ -5,6 +5,8 @@ Nothing heavy is imported before a verb runs: `paceline --help` answers at once.
 
 
 def main() -> None:
-    from paceline.cli.app import app
+    import sys
 
-    app()
+    from paceline.cli.app import build
+
+    build(*sys.argv[1:2])()

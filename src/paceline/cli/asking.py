@@ -7,7 +7,9 @@
 Data goes to stdout, words about it to stderr.
 """
 
+import atexit
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -168,7 +170,14 @@ class Store:
 
         self.root: Path = results_dir()
         self.cache = IndexFile(self.root)
-        self.runs = find_runs(self.root, cache=self.cache, tell=say)
+        # Tens of thousands of small values, and no cycle among them: there is nothing for the collector to find, now or
+        # at the exit, and its search would take as long as to read the index.
+        atexit.register(gc.freeze)
+        gc.disable()
+        try:
+            self.runs = find_runs(self.root, cache=self.cache, tell=say)
+        finally:
+            gc.enable()
 
     def tags_of(self, name: str) -> frozenset[str]:
         from paceline.runs.tags import read_tags

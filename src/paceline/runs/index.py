@@ -61,20 +61,21 @@ def find_runs(
     there are more folders than it looks into, it tells so."""
     top = results_dir() if root is None else Path(os.path.expanduser(root)).absolute()
     cache = IndexFile(top) if cache is None else cache
-    former = cache.load()
-    search = _Search(str(top), former, clock, most_folders)
+    search = _Search(cache.load(), clock, most_folders)
     search.look("", str(top), MAX_SEARCH_DEPTH)
     if search.num_left <= 0:
         tell(
             f"{top} has more than {most_folders} folders that are no runs; what is in the others is not listed. Is it "
             "the results folder? PACELINE_RESULTS names it."
         )
-    cache.save(former, search.present)
+    cache.save(search.new, search.unseen)
     return sorted(search.found, key=lambda run: (run.created or 0.0, run.path.rpartition("/")[2]), reverse=True)
 
 
-def mark_of(found: os.stat_result) -> str:
-    return f"{found.st_dev}.{found.st_ino}.{found.st_size}.{found.st_mtime_ns}.{found.st_ctime_ns}"
+def mark_of(found: os.stat_result) -> int:
+    """Of 64 bits, which thousands of marks are read and compared as sooner than as text. That of a changed file is
+    another, but for one in 10¹⁹; another Python may count otherwise, and then reads anew."""
+    return hash((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
 
 
 def is_settled(found: os.stat_result, now: float) -> bool:
@@ -83,14 +84,14 @@ def is_settled(found: os.stat_result, now: float) -> bool:
 
 
 class _Search:
-    """One walk through the folders below a root, beside what was known before it."""
+    """One walk through the folders below a root. What was known before it and still holds is taken out of `unseen`:
+    what is left there in the end is no more. Cheap for each run, since there may be thousands."""
 
-    def __init__(self, root: str, former: Known, clock: Callable[[], float], most_folders: int):
+    def __init__(self, former: Known, clock: Callable[[], float], most_folders: int):
         self.num_left = most_folders
         self.found: list[Found] = []
-        self.present = Known()
-        self._root = root
-        self._former = former
+        self.new = Known()
+        self.unseen = former
         self._clock = clock
 
     def look(self, name: str, path: str, depth: int) -> None:
@@ -104,7 +105,7 @@ class _Search:
             return
         for one in names:
             below, inside = (f"{name}/{one}" if name else one), f"{path}/{one}"
-            if one.startswith("run_") and run_number(one) is not None:
+            if run_number(one) is not None:
                 self._take(below, inside)
             else:
                 self.look(below, inside, depth - 1)
@@ -115,15 +116,15 @@ class _Search:
             found = os.lstat(path) if name else os.stat(path)  # the root may be a link: its user has named it
         except (OSError, ValueError):
             return ()
+        mark, known = mark_of(found), self.unseen.folders.get(name)
+        if known is not None and known[0] == mark:
+            del self.unseen.folders[name]
+            return known[1]
         if not stat.S_ISDIR(found.st_mode):
             return ()
-        mark, known = mark_of(found), self._former.folders.get(name)
-        if known is not None and known[0] == mark:
-            self.present.folders[name] = known
-            return known[1]
         folder: Folder = mark, _listed(path, is_named=not name and run_number(os.path.basename(path)) is not None)
         if is_settled(found, self._clock()):
-            self.present.folders[name] = folder
+            self.new.folders[name] = folder
         return folder[1]
 
     def _take(self, name: str, path: str) -> None:
@@ -131,10 +132,10 @@ class _Search:
         try:
             mark = mark_of(os.lstat(place))
         except (OSError, ValueError):
-            mark = ""
-        known = self._former.runs.get(name)
+            mark = None
+        known = self.unseen.runs.get(name)
         if known is not None and known[0] == mark and known[1] in _FINAL:
-            self.present.runs[name] = known
+            del self.unseen.runs[name]
         else:
             known = self._read(name, path, place)
         _, state, created, started, ended = known
@@ -142,7 +143,7 @@ class _Search:
 
     def _read(self, name: str, path: str, place: str) -> Ended:
         """From the file, if it is a plain one; what else may be in its place is for `Run.status` to say."""
-        mark, status, is_lasting = "", None, False
+        mark, status, is_lasting = 0, None, False
         try:
             fd = os.open(place, _READ)
         except (OSError, ValueError):
@@ -165,7 +166,7 @@ class _Search:
         created, started, ended_at = map(_seconds, (status.created, status.started, status.ended))
         ended = mark, status.state.value, created, started, ended_at
         if is_lasting:
-            self.present.runs[name] = ended
+            self.new.runs[name] = ended
         return ended
 
 

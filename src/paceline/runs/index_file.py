@@ -4,6 +4,7 @@ It is in the user's cache folder, one file for each root. Whatever is wrong with
 somebody else), reading answers with nothing and writing does nothing: then the folders themselves are read.
 """
 
+import functools
 import os
 import re
 import sqlite3
@@ -17,21 +18,21 @@ from urllib.parse import quote
 from zlib import crc32
 
 _APPLICATION_ID = 0x50414345
-_VERSION = 1
+_VERSION = 2
 _LOCKED_S = 0.2
 _ARE_NAMES = re.compile(r"[^./][^/]*(?:/[^./][^/]*)*", re.DOTALL)
 """Joined by slashes, none of them hidden."""
 _TABLES = """
     CREATE TABLE root (path TEXT NOT NULL);
-    CREATE TABLE folders (path TEXT PRIMARY KEY, mark TEXT NOT NULL, names TEXT) WITHOUT ROWID;
-    CREATE TABLE runs (path TEXT PRIMARY KEY, mark TEXT NOT NULL, state TEXT NOT NULL, created REAL, started REAL,
+    CREATE TABLE folders (path TEXT PRIMARY KEY, mark INTEGER NOT NULL, names TEXT) WITHOUT ROWID;
+    CREATE TABLE runs (path TEXT PRIMARY KEY, mark INTEGER NOT NULL, state TEXT NOT NULL, created REAL, started REAL,
                        ended REAL) WITHOUT ROWID;
     CREATE TABLE summaries (path TEXT PRIMARY KEY, mark TEXT NOT NULL, content BLOB NOT NULL) WITHOUT ROWID;
 """
 
-Folder = tuple[str, tuple[str, ...] | None]
+Folder = tuple[int, tuple[str, ...] | None]
 """The mark of a folder, and the names of the folders in it; None: it is a run."""
-Ended = tuple[str, str, float | None, float | None, float | None]
+Ended = tuple[int, str, float | None, float | None, float | None]
 """Of a run that has ended: the mark of its status.json, state, created, started, ended."""
 
 
@@ -52,7 +53,7 @@ def index_path(root: Path) -> Path:
         cache = os.devnull
     # Not hashlib, whose import takes longer than to read the index. The file says of which root it is.
     real = os.fsencode(os.path.realpath(root))
-    return Path(cache, "paceline", f"runs-{crc32(real):08x}{crc32(real[::-1]):08x}.sqlite")
+    return Path(cache, "paceline", f"runs-{_VERSION}-{crc32(real):08x}{crc32(real[::-1]):08x}.sqlite")
 
 
 class IndexFile:
@@ -63,38 +64,38 @@ class IndexFile:
         self._root = os.fsencode(os.path.realpath(root)).hex()
 
     def load(self) -> Known:
-        known = Known()
         with suppress(sqlite3.Error, OSError), closing(self._open()) as db:
             try:
-                for path, mark, names in db.execute("SELECT path, mark, names FROM folders").fetchall():
-                    known.folders[path] = mark, None if names is None else _names(names)
-                rows = db.execute("SELECT path, mark, state, created, started, ended FROM runs").fetchall()
-                known.runs = {row[0]: row[1:] for row in rows}
-                return known
+                folders = db.execute("SELECT path, mark, names FROM folders").fetchall()
+                runs = db.execute("SELECT path, mark, state, created, started, ended FROM runs").fetchall()
+                names_of = functools.cache(_names)  # most folders have the same: run_001
+                return Known(
+                    folders={path: (mark, None if names is None else names_of(names)) for path, mark, names in folders},
+                    runs={row[0]: row[1:] for row in runs},
+                )
             except (sqlite3.DatabaseError, ValueError) as error:
                 self._forget_if_damaged(error)
         return Known()
 
-    def save(self, former: Known, present: Known) -> None:
-        """What has changed, in one transaction. Who comes second overwrites: all tell the truth of some moment, and a
-        mark that does not fit is noticed by the next reader."""
-        folders = _changed(former.folders, present.folders)
-        runs = _changed(former.runs, present.runs)
-        gone_folders, gone_runs = former.folders.keys() - present.folders, former.runs.keys() - present.runs
-        if not (folders or runs or gone_folders or gone_runs):
+    def save(self, new: Known, gone: Known) -> None:
+        """What has changed, in one transaction; what is in both is new. Who comes second overwrites: all tell the truth
+        of some moment, and a mark that does not fit is noticed by the next reader."""
+        folders = [
+            (path, mark, None if names is None else "/".join(names))
+            for path, (mark, names) in new.folders.items()
+            if all(map(_is_text, (path, *(names or ()))))
+        ]
+        runs = [(path, *ended) for path, ended in new.runs.items() if _is_text(path)]
+        gone_runs = [(path,) for path in gone.runs]
+        if not (folders or runs or gone.folders or gone_runs):
             return
         with suppress(sqlite3.Error, OSError, UnicodeError), closing(self._open()) as db:
-            rows = [
-                (path, mark, None if names is None else "/".join(names))
-                for path, (mark, names) in folders
-                if all(map(_is_text, names or ()))
-            ]
             db.execute("BEGIN IMMEDIATE")
-            db.executemany("DELETE FROM folders WHERE path = ?", [(path,) for path in gone_folders])
-            db.executemany("DELETE FROM runs WHERE path = ?", [(path,) for path in gone_runs])
-            db.executemany("DELETE FROM summaries WHERE path = ?", [(path,) for path in gone_runs])
-            db.executemany("INSERT OR REPLACE INTO folders VALUES (?, ?, ?)", rows)
-            db.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", [(p, *ended) for p, ended in runs])
+            db.executemany("DELETE FROM folders WHERE path = ?", [(path,) for path in gone.folders])
+            db.executemany("DELETE FROM runs WHERE path = ?", gone_runs)
+            db.executemany("DELETE FROM summaries WHERE path = ?", gone_runs)
+            db.executemany("INSERT OR REPLACE INTO folders VALUES (?, ?, ?)", folders)
+            db.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", runs)
             db.execute("COMMIT")
 
     def load_summaries(self, paths: Iterable[str]) -> dict[str, tuple[str, bytes]]:
@@ -174,10 +175,6 @@ def _names(text: Any) -> tuple[str, ...]:
     if not isinstance(text, str) or "\0" in text or (text and not _ARE_NAMES.fullmatch(text)):
         raise ValueError(f"not names of folders: {text!r}")
     return tuple(text.split("/")) if text else ()
-
-
-def _changed(former: Mapping[str, Any], present: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(path, one) for path, one in present.items() if former.get(path) != one and _is_text(path)]
 
 
 def _is_text(path: str) -> bool:

@@ -1,6 +1,7 @@
 """Where runs go: the results folder, the folder of one Trainer below it, and its numbered run folders."""
 
 import errno
+import functools
 import itertools
 import os
 import re
@@ -50,6 +51,7 @@ def make_run_dir(logdir: Path) -> Path:
         raise unusable(logdir, error) from error
 
 
+@functools.lru_cache(maxsize=1024)  # thousands of folders have a run_001
 def run_number(name: str) -> int | None:
     match = RUN_DIR_NAME.fullmatch(name)
     return int(match[1]) if match else None

@@ -186,7 +186,7 @@ def _mark(run: Found) -> tuple[str, bool]:
         except (OSError, ValueError):
             marks.append("-")
             continue
-        marks.append(mark_of(found))
+        marks.append(str(mark_of(found)))
         is_lasting = is_lasting and is_settled(found, time.time())
     return " ".join(marks), is_lasting
 
