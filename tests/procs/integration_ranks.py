@@ -105,7 +105,8 @@ def fit_lightning(config):
         enable_model_summary=False,
     )
     PacelineCallback(**config.get("callback", {})).attach(trainer)
-    trainer.fit(model, DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=8))
+    loader = DataLoader(data, batch_size=4, shuffle=True, **config.get("loader", {}))
+    trainer.fit(model, loader, DataLoader(data, batch_size=8))
     trained = [parameter.detach().numpy() for parameter in model.parameters()]
     trainer.validate(
         model, DataLoader(data, batch_size=8), verbose=False
@@ -127,9 +128,8 @@ def train_with_fabric(config):
     fabric.launch()
     fabric.seed_everything(0)
     inputs = torch.randn(48, 4)
-    loader = fabric.setup_dataloaders(
-        DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4, shuffle=True)
-    )
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=4, shuffle=True, **config.get("loader", {})))
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
     model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters(), lr=1e-2))
     state = {"model": model, "optimizer": optimizer, "loader": loader, "epoch": 0}

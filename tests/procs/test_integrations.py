@@ -56,19 +56,20 @@ def test_script_of_accelerate_runs_as_it_is_and_again_with_another_precision(war
 
 
 @pytest.mark.parametrize(
-    ("function", "killed_at", "num_reported", "score"),
+    ("function", "killed_at", "num_reported", "score", "loader"),
     [
-        (train_transformer, (9, 1), 12, "eval_loss"),  # which is not known at the first checkpoints
-        (fit_lightning, (15, 1), 5, "epoch"),
-        (train_with_fabric, (3, 1), 5, "epoch"),
+        (train_transformer, (9, 1), 12, "eval_loss", {}),  # which is not known at the first checkpoints
+        (fit_lightning, (15, 1), 5, "epoch", {}),
+        (fit_lightning, (15, 1), 5, "epoch", {"num_workers": 1}),  # processes, which are asked for rows early
+        (train_with_fabric, (3, 1), 5, "epoch", {}),
     ],
-    ids=["transformers", "lightning", "fabric"],
+    ids=["transformers", "lightning", "lightning-loader-processes", "fabric"],
 )
 def test_worker_is_killed_and_the_end_is_the_same(
-    warm, undisturbed, tmp_path, function, killed_at, num_reported, score
+    warm, undisturbed, tmp_path, function, killed_at, num_reported, score, loader
 ):
     whole, whole_run = undisturbed(function)
-    config = {"output_dir": str(tmp_path), "killed_at": killed_at}
+    config = {"output_dir": str(tmp_path), "killed_at": killed_at, "loader": loader}
     weights = warm.run(function, config, checkpoint_strategy=CheckpointStrategy(2, score))
     run = paceline.load_run(warm.latest_run_dir)
     assert kinds(run).count("restart") == 1
@@ -79,6 +80,14 @@ def test_worker_is_killed_and_the_end_is_the_same(
     last, whole_last = (load(one.checkpoints[-1].path) for one in (run, whole_run))
     assert not (last.directory / "lock").exists(), "only what the library has written"
     assert (last.keys(), last[score]) == (whole_last.keys(), whole_last[score]), "also what was logged before the kill"
+
+
+def test_fabric_whose_loader_has_processes_that_persist(warm, tmp_path):
+    """They draw a seed when they begin, and not in each epoch."""
+    config = {"output_dir": str(tmp_path), "loader": {"num_workers": 1, "persistent_workers": True}}
+    whole = warm.run(train_with_fabric, config)
+    assert_same(warm.run(train_with_fabric, {**config, "killed_at": (3, 1)}), whole)
+    assert kinds(paceline.load_run(warm.latest_run_dir)).count("restart") == 1
 
 
 def test_transformers_is_told_to_end_in_the_middle_of_an_epoch(warm, undisturbed, tmp_path):

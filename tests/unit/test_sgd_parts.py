@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ArgumentError, ArgumentTypeError, WorkersLostError
-from paceline.sgd import StepResult
+from paceline.sgd import DistributedSGD, NumpyModel, StepResult
 from paceline.sgd.memory import SharedBuffers, address_of
 from paceline.sgd.options import BUCKET_BYTES, options_of
 from paceline.sgd.packing import Layout, Slot
@@ -284,3 +284,18 @@ def test_names_of_2018_still_work():
         assert options(grad_shard_bytes=10_000_000).bucket_bytes == 10_000_000
     with pytest.warns(DeprecationWarning, match="device_reduce"):
         options(all_reduce_alg="nccl:32k:xring#2")
+
+
+class Still(NumpyModel):
+    learning_rate = 0.0
+
+    def __init__(self):
+        self.weights = {"w": np.zeros(1)}
+
+    def loss_and_grad(self):
+        return 2.0, {"w": np.ones(1)}
+
+
+def test_step_of_2018_fetches_its_stats():
+    with DistributedSGD(Still, num_workers=0, use_cpus=True, verbose=False) as sgd:
+        assert sgd.step(fetch_stats=True)["loss"] == 2

@@ -78,6 +78,8 @@ def load_checkpoint(fabric: Fabric, state: dict[str, Any]) -> bool:
     own = checkpoint.per_rank or next(iter(checkpoint.all_ranks), None) or {}
     for name, num_epochs in own.get(_EPOCHS, {}).items():
         loaders[name]._num_iter_calls = num_epochs
+        if num_epochs > 0 and getattr(loaders[name], "persistent_workers", False):
+            iter(loaders[name]._dataloader)  # they draw a seed when they begin, which was before these epochs
     if checkpoint.per_rank is not None:
         set_rng_state(checkpoint.per_rank[_RNG])
     return True

@@ -14,6 +14,7 @@ from paceline.rank_session import Session
 
 try:
     import lightning.pytorch as pl
+    from lightning.fabric.utilities.data import _set_sampler_epoch
     from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
 except ModuleNotFoundError as error:
     raise missing(error, __name__) from error
@@ -51,6 +52,8 @@ class PacelineCallback(LightningCheckpoint):  # type: ignore[misc]
         self._has_left_epoch = False
         """In the middle of it, with all that there is saved."""
         self._sigterm: Any = None
+        self._own_rng: Any = None
+        """This rank's random generators, in a run that goes on."""
 
     def attach(self, trainer: pl.Trainer) -> None:
         """Join the trainer's callbacks, and let its `fit()` go on from the checkpoint that the run goes on from. In a
@@ -83,13 +86,15 @@ class PacelineCallback(LightningCheckpoint):  # type: ignore[misc]
         self._has_left_epoch = False
         self._sigterm = signal.getsignal(signal.SIGTERM)
         checkpoint = begun_from(running, _FILE)
-        own = None if checkpoint is None else (checkpoint.per_rank or {}).get(_RNG)
-        if own is not None:
+        self._own_rng = None if checkpoint is None else (checkpoint.per_rank or {}).get(_RNG)
+        if self._own_rng is not None:
             # Lightning keeps none. It asks for the first batch of an epoch before any hook of training.
-            set_rng_state(own)
+            set_rng_state(self._own_rng)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reported_at = trainer.global_step
+        if self._own_rng is not None and _is_read_ahead(trainer):
+            _read_anew(trainer, self._own_rng)
         is_main = threading.current_thread() is threading.main_thread()
         if session.in_worker() and is_main and self._sigterm is not None:
             # By now Lightning has a handler, which ends this rank in the middle of an epoch, and nothing is saved. With
@@ -151,6 +156,23 @@ def _where(trainer: pl.Trainer) -> dict[str, int]:
 def _is_last(trainer: pl.Trainer) -> bool:
     has_all_epochs = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch + 1
     return bool(trainer.should_stop or has_all_epochs or 0 < trainer.max_steps <= trainer.global_step)
+
+
+def _is_read_ahead(trainer: pl.Trainer) -> bool:
+    """Whether processes of loaders, and of no loader that goes on where it was, have been asked for rows by now."""
+    loaders = trainer.fit_loop._combined_loader.flattened
+    goes_on = any(hasattr(loader, "load_state_dict") for loader in loaders)
+    return not goes_on and any(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
+
+
+def _read_anew(trainer: pl.Trainer, rng: Any) -> None:
+    """Lightning begins to read before it tells the samplers which epoch it is. Where processes load, they have rows of
+    the first epoch then. Those that persist have drawn a seed, which they did not at the beginning of this epoch."""
+    loop = trainer.fit_loop
+    for loader in loop._combined_loader.flattened:
+        _set_sampler_epoch(loader, loop.epoch_progress.current.processed)
+    set_rng_state(rng)
+    iter(loop._data_fetcher)
 
 
 def _stop(trainer: pl.Trainer) -> None:

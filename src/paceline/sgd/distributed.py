@@ -134,9 +134,9 @@ class DistributedSGD:
             with self._failing():
                 self._team.open(self.logdir)
 
-    def step(self) -> StepResult:
+    def step(self, fetch_stats: bool = True) -> StepResult:
         """One step of all replicas: each computes the gradients of its next batch, and all apply the mean. Returns the
-        mean loss, a float that has more to tell."""
+        mean loss, a float that has more to tell. `fetch_stats` is of 2018, and changes nothing."""
         self.start()
         with self._failing():
             made = self._team.step()
