@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.backends.base import BackendConfig
+from paceline.errors import WorkersLostError
 from paceline.sgd.link import BUSY_S, Link, LostError
 from paceline.sgd.serving import TOPIC, Done
 from paceline.sgd.side import Spec
@@ -66,6 +67,7 @@ def lost(workers, link, busy_s):
 def test_who_is_in_the_middle_of_a_step_when_another_dies_comes_to_its_end(usual_s, busy_s, more):
     workers = TwoWorkers(usual_s)
     link = linked(workers, **more)
+    link.ask("compute")
     found = lost(workers, link, busy_s)
     assert (found.idle, found.values, found.reason) == ((0,), [0], "rank 1 was killed")
 
@@ -76,3 +78,24 @@ def test_who_never_comes_to_rest_is_not_waited_for_for_ever():
     assert found.idle == ()
     assert found.reason == "rank 1 was killed; rank 0 did not come to the end of its step"
     assert workers.now < BUSY_S + 10
+
+
+def test_who_is_left_and_does_not_answer_is_not_waited_for_for_ever():
+    """Asked for the state, or to make its model anew."""
+    workers = TwoWorkers()
+    link = linked(workers)
+    left = lost(workers, link, 1.0).idle
+    workers.busy_s = math.inf
+    with pytest.raises(WorkersLostError, match="Rank 0 did not answer within 60 s"), link.within(link.renewing_s):
+        link.ask_each(dict.fromkeys(left, ("made", ())))
+    assert workers.now < 2 * BUSY_S
+
+
+def test_what_a_function_of_the_users_takes_is_no_measure_of_a_step():
+    workers = TwoWorkers()
+    link = linked(workers)
+    workers.busy_s = 1000.0
+    link.call(print)
+    found = lost(workers, link, math.inf)
+    assert found.idle == ()
+    assert workers.now < 1000.0 + 2 * BUSY_S

@@ -227,9 +227,9 @@ class Side:
         state = parcel.loads(packed_state)
         for replica in self.replicas:
             replica.load_state_dict(state)
-        self.step_number = step
         if any(positions):
             self._go_on(positions)
+        self.step_number = step  # last: what raises before is no state to go on with
 
     def _go_on(self, positions: Sequence[Any]) -> None:
         """With another number of workers, what was a replica's own is nobody's now."""
