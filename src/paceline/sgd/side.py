@@ -205,6 +205,11 @@ class Side:
                 replica.apply(gradients)
         self.step_number += 1
 
+    def skip(self) -> Any:
+        """Read the next batch as a step would, and leave it at that; where this worker is then."""
+        self.compute_all()
+        return self.position()
+
     def told(self, computed: Sequence[Computed], compute_s: float, **more: Any) -> Contribution:
         losses, metrics = [one.loss for one in computed], [one.metrics for one in computed]
         return Contribution(losses, metrics, compute_s, position=self.position(), rank=self.rank, **more)

@@ -57,6 +57,8 @@ class Team:
         """Whether workers are asked whether they can."""
         self.step_number = 0
         self._positions: list[Any] = []
+        self._behind: tuple[int, ...] = ()
+        """Ranks whose positions are those from before the last step, though they had read for it."""
         self.is_asking = False
         """Whether the workers are in the middle of something: nobody may ask them anything else."""
         engine.warm(self._backend.preload)
@@ -88,7 +90,7 @@ class Team:
                 return made
 
     def _learn_positions(self, contributions: Sequence[Contribution]) -> None:
-        """After a step; a worker that was lost in it stays where it was before."""
+        """After a step; that of a worker that was lost in it is the one from before: see `_catch_up`."""
         if any(part.position is not None for part in contributions):
             former = self._positions if len(self._positions) == self.link.num_workers else []
             positions = dict(enumerate(former or [None] * self.link.num_workers))
@@ -151,6 +153,15 @@ class Team:
         buffers = self._share_memory() if self.shares_memory else None
         self._strategy = self._strategy_class(self._spec(), self._layout, buffers)
         self._load(state if state is not None else self.link.call(model_calls.packed_state, ranks=[0])[0])
+        if self._behind:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Read on, past what went into a step that stands: nothing is to be read twice."""
+        found = self.link.ask_each(dict.fromkeys(self._behind, ("skip", ())))
+        for rank, position in zip(self._behind, found, strict=True):
+            self._positions[rank] = position
+        self._behind = ()
 
     def _task(self, infos: Sequence[WorkerInfo]) -> tuple[Task, Mapping[int, Path]]:
         assert self.record is not None
@@ -178,6 +189,8 @@ class Team:
         self.step_number = recovery.step
         if recovery.stands:
             self._learn_positions(lost.contributions)
+            told = {part.rank for part in lost.contributions if part.position is not None}
+            self._behind = tuple(rank for rank in range(self.link.num_workers) if told and rank not in told)
         self._replace(lost, state)
         return recovery
 
