@@ -25,11 +25,12 @@ def rows(part, num_parts=NUM_PARTS):
 
 
 class Odd(nn.Module):
-    """Odd sizes, two dtypes, a scalar, a weight that is never used and one that is not trained."""
+    """Odd sizes, three dtypes, a scalar, a weight that is never used and one that is not trained."""
 
     def __init__(self, seed):
         super().__init__()
         torch.manual_seed(seed)
+        self.turn = nn.Parameter(torch.randn(5, dtype=torch.complex64))
         self.first = nn.Linear(5, 7)
         self.unused = nn.Linear(3, 3)
         self.second = nn.Linear(7, 1).double()
@@ -37,7 +38,8 @@ class Odd(nn.Module):
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
 
     def forward(self, inputs):
-        return self.second((torch.tanh(self.first(inputs)) * self.scale).double())
+        turned = (inputs * self.turn).abs()
+        return self.second((torch.tanh(self.first(turned)) * self.scale).double())
 
 
 class OddModel(TorchModel):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.backends.base import BackendConfig
+from paceline.errors import WorkersLostError
 from paceline.sgd.link import BUSY_S, Link, LostError
 from paceline.sgd.models import NumpyModel
 from paceline.sgd.serving import SIDE, TOPIC, Done, serve
@@ -70,6 +71,7 @@ def lost(workers, link, busy_s):
 def test_who_is_in_the_middle_of_a_step_when_another_dies_comes_to_its_end(usual_s, busy_s, more):
     workers = TwoWorkers(usual_s)
     link = linked(workers, **more)
+    link.ask("compute")
     found = lost(workers, link, busy_s)
     assert (found.idle, found.values, found.reason) == ((0,), [0], "rank 1 was killed")
 
@@ -111,3 +113,24 @@ def test_worker_whose_call_is_ended_keeps_nothing_of_it():
     with pytest.raises(Ended):
         serve(wire, wire.task(), Spec(lambda: Weights(), 1, "simple", 1.0, 1000))
     assert SIDE not in wire.shared
+
+
+def test_who_is_left_and_does_not_answer_is_not_waited_for_for_ever():
+    """Asked for the state, or to make its model anew."""
+    workers = TwoWorkers()
+    link = linked(workers)
+    left = lost(workers, link, 1.0).idle
+    workers.busy_s = math.inf
+    with pytest.raises(WorkersLostError, match="Rank 0 did not answer within 60 s"), link.within(link.renewing_s):
+        link.ask_each(dict.fromkeys(left, ("made", ())))
+    assert workers.now < 2 * BUSY_S
+
+
+def test_what_a_function_of_the_users_takes_is_no_measure_of_a_step():
+    workers = TwoWorkers()
+    link = linked(workers)
+    workers.busy_s = 1000.0
+    link.call(print)
+    found = lost(workers, link, math.inf)
+    assert found.idle == ()
+    assert workers.now < 1000.0 + 2 * BUSY_S

@@ -10,10 +10,11 @@ from torch import nn
 
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.sgd import NumpyModel, TorchModel
+from paceline.sgd.link import LostError
 from paceline.sgd.memory import SharedBuffers, address_of
 from paceline.sgd.replica import replica_of
 from paceline.sgd.side import Side, Spec
-from paceline.sgd.strategies import ParameterServers, Simple
+from paceline.sgd.strategies import ParameterServers, Simple, made_without
 from paceline.workers.base import Place
 
 
@@ -74,6 +75,11 @@ def test_numpy_models_and_gradients_that_only_some_have(strategy, is_shared):
     np.testing.assert_allclose(one.weights["slope"], 0.9)
     np.testing.assert_allclose(one.weights["offset"], -0.05, rtol=1e-6)
     assert one.weights["offset"].dtype == np.float32
+
+
+def test_a_step_that_stands_and_that_nobody_has_told_of():
+    made = made_without(LostError("rank 1 was killed", (0,), []))
+    assert (made.contributions, made.timings["step"]) == ([], 0.0)
 
 
 def test_sums_over_devices_as_in_2018():

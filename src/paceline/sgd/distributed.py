@@ -3,7 +3,9 @@
 import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,11 +14,18 @@ from paceline import checkpoints
 from paceline.arguments import config_of, resources_of, strategy_of
 from paceline.callbacks import Callback
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy
+from paceline.control.termination import Signals
 from paceline.data.given import Supply, resolve_dataset
-from paceline.errors import ArgumentError, CheckpointWriteError, TrainerStateError, WorkerError
+from paceline.errors import (
+    ArgumentError,
+    CheckpointWriteError,
+    TrainerStateError,
+    WorkersLostError,
+    WorkerStartError,
+)
 from paceline.runs import RunRequest, resolve_logdir
 from paceline.sgd import model_calls
-from paceline.sgd.options import BUCKET_BYTES, Options, options_of
+from paceline.sgd.options import BUCKET_BYTES, Options, check_state, options_of
 from paceline.sgd.record import RunRecord, listeners_of
 from paceline.sgd.reduction import combined
 from paceline.sgd.result import StepResult, timing_lines
@@ -45,7 +54,8 @@ class DistributedSGD:
         verbose: print what each step has taken, phase by phase.
         device_reduce: "mean" over all replicas; "sum" adds up those of one worker, as in 2018.
         max_retries: how often lost workers are replaced; negative means always.
-        hang_timeout_s: a step in which a worker does not answer for so long has failed; stacks are kept. Default: wait.
+        hang_timeout_s: a step in which a worker does not answer for so long has failed; stacks are kept. Models have at
+            least a minute to be made. Default: wait.
         engine, cpus_per_worker, resources_per_worker, logdir: as for `Trainer`.
         config: for the run folder.
         callbacks: told about the run in this process; see `Callback`.
@@ -124,21 +134,22 @@ class DistributedSGD:
         )
         self.logdir: Path = resolve_logdir(logdir)
         self._is_over = False
+        self._one_thread, self._owner_pid = threading.RLock(), os.getpid()
 
     def start(self) -> None:
         """Have the workers and their models; whatever is called first does it too. Blocking, idempotent."""
-        if self._is_over:
-            raise TrainerStateError("This DistributedSGD has ended: make a new one, and restore a checkpoint to go on.")
-        if self._team.record is None:
-            atexit.register(self._end_with_program)
-            with self._failing():
-                self._team.open(self.logdir)
+        with self._turn():
+            if self._team.record is None:
+                self._owner_pid = os.getpid()
+                atexit.register(self._end_with_program)
+                with self._failing():
+                    self._team.open(self.logdir)
 
     def step(self, fetch_stats: bool = True) -> StepResult:
         """One step of all replicas: each computes the gradients of its next batch, and all apply the mean. Returns the
         mean loss, a float that has more to tell. `fetch_stats` is of 2018, and changes nothing."""
-        self.start()
-        with self._failing():
+        with self._turn(), self._failing():
+            self.start()
             made = self._team.step()
             losses = [loss for part in made.contributions for loss in part.losses]
             metrics = combined([one for part in made.contributions for one in part.metrics])
@@ -155,8 +166,8 @@ class DistributedSGD:
     def warmup(self) -> None:
         """Have everything that the first step needs, without making one: workers, models, the memory that they share,
         and connections between them."""
-        self.start()
-        with self._failing():
+        with self._turn(), self._failing():
+            self.start()
             self._team.surely(lambda: self._team.link.ask("warm_up"))
 
     # --- the models ---------------------------------------------------------------------------------------------------
@@ -193,34 +204,33 @@ class DistributedSGD:
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on: weights, optimizer, the number of steps, and where the workers are in
         their data, if their models say so."""
-        state = self._call(model_calls.state, ranks=[0])[0]
-        return {"replica": state, "step": self.num_steps, "positions": self._team.positions}
+        with self._turn():
+            state = self._call(model_calls.state, ranks=[0])[0]
+            return {"replica": state, "step": self.num_steps, "positions": self._team.positions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, in all replicas."""
-        if missing := [name for name in ("replica", "step", "positions") if name not in state]:
-            raise ArgumentError(
-                f"This is no state of a DistributedSGD, since it has no {', '.join(missing)}: expected what "
-                "state_dict() returned, or a checkpoint of save_checkpoint()."
-            )
-        self.start()
-        packed = parcel.dumps(state["replica"])
-        self._staying(lambda: self._team.load(packed, int(state["step"]), state["positions"]))
+        check_state(state)
+        with self._turn():
+            self.start()
+            packed = parcel.dumps(state["replica"])
+            self._staying(lambda: self._team.load(packed, state["step"], state["positions"]))
 
     def save_checkpoint(self, directory: str | os.PathLike[str] | None = None) -> str:
         """Write the state as a checkpoint, and return its path: the next one in that folder, or among those of the run.
         Blocking; when it returns, the checkpoint is whole and durable. CheckpointWriteError if that cannot be."""
-        state = self.state_dict()
-        if directory is None:
-            part = self._record.write(state, self.num_steps)
-            with self._failing():  # what a callback raises ends the run, as in a step
-                self._record.commit(part)
-            return self._record.path_of(part)
-        store, kept = CheckpointStore(os.fspath(directory)), checkpoints.snapshot(state)
-        try:
-            return store.write(store.next_id(), kept, iteration=self.num_steps).path
-        except OSError as error:
-            raise CheckpointWriteError(f"No checkpoint could be written to {directory}: {error}.") from error
+        with self._turn():
+            state = self.state_dict()
+            if directory is None:
+                part = self._record.write(state, self.num_steps)
+                with self._failing():  # what a callback raises ends the run, as in a step
+                    self._record.commit(part)
+                return self._record.path_of(part)
+            store, kept = CheckpointStore(os.fspath(directory)), checkpoints.snapshot(state)
+            try:
+                return store.write(store.next_id(), kept, iteration=self.num_steps).path
+            except OSError as error:
+                raise CheckpointWriteError(f"No checkpoint could be written to {directory}: {error}.") from error
 
     def restore_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint; of a folder of several, from the newest. Before the first step: models that are in
@@ -232,7 +242,8 @@ class DistributedSGD:
 
     def shutdown(self) -> None:
         """End the workers; the run has succeeded. Idempotent."""
-        self._end("SUCCEEDED")
+        with self._only_thread():
+            self._end("SUCCEEDED")
 
     def __enter__(self) -> "DistributedSGD":
         self.start()
@@ -264,8 +275,8 @@ class DistributedSGD:
         """Tell how much of the training is done, from 0 to 1, for who shows it."""
         if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
             raise ArgumentError(f"report_progress({progress!r}): expected a number from 0 to 1.")
-        self.start()
-        with self._failing():
+        with self._turn(), self._failing():
+            self.start()
             self._record.progress(float(progress))
 
     @property
@@ -274,15 +285,52 @@ class DistributedSGD:
         return self._team.record
 
     def _call(self, fn: Callable[..., Any], *args: Any, ranks: list[int] | None = None) -> list[Any]:
-        self.start()
-        return self._staying(lambda: self._team.surely(lambda: self._team.link.call(fn, *args, ranks=ranks)))
+        with self._turn():
+            self.start()
+            return self._staying(lambda: self._team.surely(lambda: self._team.link.call(fn, *args, ranks=ranks)))
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Around every call. Within one, the same thread may make another: a callback that saves a checkpoint, say. But
+        not while the workers are being asked something, as from the handler of a signal: their answers would be
+        confused."""
+        with self._only_thread():
+            if self._is_over:
+                raise TrainerStateError(
+                    "This DistributedSGD has ended: make a new one, and restore a checkpoint to go on."
+                )
+            if self._team.record is not None and self._owner_pid != os.getpid():
+                raise TrainerStateError(
+                    f"The workers of this DistributedSGD are those of process {self._owner_pid}; this one, "
+                    f"{os.getpid()}, is a fork of it: make a new one here."
+                )
+            if self._team.is_asking:
+                raise TrainerStateError(
+                    "This DistributedSGD is in the middle of a call, and was called again: from the handler of a "
+                    "signal, a function that it has called, or a callback that is told of the beginning or a restart. "
+                    "Do it when that call has returned."
+                )
+            yield
+
+    @contextmanager
+    def _only_thread(self) -> Iterator[None]:
+        if not self._one_thread.acquire(blocking=False):
+            raise TrainerStateError(
+                "Another thread is in a call of this DistributedSGD, which is for one at a time: let this one wait for "
+                "it, or make a second DistributedSGD."
+            )
+        try:
+            yield
+        finally:
+            self._one_thread.release()
 
     def _staying(self, act: Callable[[], R]) -> R:
         """What a function of the user's raises is no end of the run, as long as all workers are there for the next."""
         try:
             return act()
         except BaseException as error:
-            if not isinstance(error, Exception) or isinstance(error, WorkerError) or self._team.link.is_torn:
+            is_end = not isinstance(error, Exception) or isinstance(error, WorkersLostError | WorkerStartError)
+            if is_end or self._team.link.is_torn:
                 self._end(*_end_of(error))
             raise
 
@@ -290,11 +338,17 @@ class DistributedSGD:
         return _Failing(self)
 
     def _end(self, state: str, error: BaseException | None = None) -> None:
+        """Idempotent. Ctrl-C and SIGTERM wait until it is done: half of it would leave workers behind, and a run that
+        seems to go on."""
         if self._is_over:
             return
-        self._is_over = True
-        atexit.unregister(self._end_with_program)
-        self._team.close(state, error)
+        signals = Signals()
+        with signals.watching():
+            self._is_over = True
+            atexit.unregister(self._end_with_program)
+            self._team.close(state, error)
+        signals.release()
+        signals.check(1)
 
     def _end_with_program(self) -> None:
         """A script need not call `shutdown`: when it ends well, the run has. At a prompt, no error ends the program."""

@@ -6,7 +6,8 @@ is missing.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ SETTLE_S = 10.0
 """How long it may take until an end is known whose echo was heard; and until workers have ended in peace."""
 BUSY_S = 60.0
 """How long those that are left have, at the least, when a worker was lost: they may be at the beginning of a step. One
-that is longer was seen before, or hang_timeout_s allows it."""
+that is longer was seen before, or hang_timeout_s allows it. Models are given so long to be made, too."""
 SOON_S = 0.5
 """The same when one of them is at rest."""
 PATIENCE_S = 1.0
@@ -61,10 +62,10 @@ class Link:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._crew, self._backend, self._hang_timeout_s, self._clock = crew, backend, hang_timeout_s, clock
-        self._longest_s = 0.0
-        """That all workers have taken for a command."""
-        self.is_watched = False
-        """Whether answers have to come within `hang_timeout_s`. What a user's function does may take longer."""
+        self._longest_s = self._making_s = 0.0
+        """That all workers have taken for a command of ours, and to make their models."""
+        self._patience_s: float | None = None
+        """Within which answers have to come: see `within`."""
         self.on_sent: Callable[[int, str, Any], None] = lambda rank, kind, value: None
         """Gets what a rank sends besides: a note, say."""
         self.on_hang: Callable[[], str] = lambda: ""
@@ -89,9 +90,31 @@ class Link:
         group = self._crew.get_ready()
         task, logs = task_of(group.infos)
         self._questions, self._replies, self._lost, self._told, self.is_torn = {}, {}, {}, set(), False
-        call = Call(serve, (task, spec), label="the model_creator")
+        call, begin = Call(serve, (task, spec), label="the model_creator"), self._clock()
         group.submit(dict.fromkeys(range(self.num_workers), call), logs)
-        return self._values(range(self.num_workers))
+        layouts = self._values(range(self.num_workers))
+        self._making_s = max(self._making_s, self._clock() - begin)
+        return layouts
+
+    @contextmanager
+    def within(self, seconds: float | None) -> Iterator[None]:
+        """Answers have to come within so many seconds here, or WorkersLostError is raised. None for what a user's
+        function does: it may take as long as it likes."""
+        former, self._patience_s = self._patience_s, seconds
+        try:
+            yield
+        finally:
+            self._patience_s = former
+
+    @property
+    def making_s(self) -> float | None:
+        """How long models may take to be made. They read data, which may take longer than a step."""
+        return None if self._hang_timeout_s is None else max(BUSY_S, self._hang_timeout_s)
+
+    @property
+    def renewing_s(self) -> float:
+        """The same once workers were lost: nothing waits without a bound then."""
+        return max(BUSY_S, 3 * self._longest_s, 3 * self._making_s, self._hang_timeout_s or 0.0)
 
     def ask(self, verb: str, *args: Any) -> list[Any]:
         """The same of all workers; what each answers, by rank."""
@@ -106,9 +129,13 @@ class Link:
         for rank in commands:
             if rank not in self._questions:  # it was lost since it has answered
                 self._settle()
+        begin = self._clock()
         for rank, command in commands.items():
             group.answer(self._questions.pop(rank), command)
-        return self._values(commands)
+        values = self._values(commands)
+        if not any(verb == "call" for verb, _ in commands.values()):
+            self._longest_s = max(self._longest_s, self._clock() - begin)
+        return values
 
     def call(
         self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
@@ -138,9 +165,8 @@ class Link:
 
     def _values(self, ranks: Any) -> list[Any]:
         """Of those that were asked, in their order."""
-        ranks, begin = list(ranks), self._clock()
+        ranks = list(ranks)
         self._await(ranks)
-        self._longest_s = max(self._longest_s, self._clock() - begin)
         if failed := self._failed():
             own = [error for error in failed if not self._backend.is_broken_collective(error)]
             raise as_exception((own or failed)[0], failed)
@@ -155,8 +181,9 @@ class Link:
         return event.value
 
     def _await(self, ranks: list[int]) -> None:
-        group, deadline = self._crew.group, self._deadline()
+        group, patience_s = self._crew.group, self._patience_s
         assert group is not None
+        deadline = None if patience_s is None else self._clock() + patience_s
         while len(self._replies) < len(ranks):
             group.poll(POLL_S, self._take)
             self._raise_if_lost()
@@ -210,15 +237,12 @@ class Link:
 
     def _hang(self, ranks: list[int]) -> None:
         silent = ", ".join(str(rank) for rank in ranks if rank not in self._replies)
-        more = self.on_hang()
+        is_users = self._patience_s == self._hang_timeout_s
+        limit = f"hang_timeout_s={self._hang_timeout_s:g}" if is_users else f"{self._patience_s:g} s"
         raise WorkersLostError(
-            f"Rank {silent} did not answer within hang_timeout_s={self._hang_timeout_s:g}.{more} Raise hang_timeout_s "
-            "if a step may take so long."
+            f"Rank {silent} did not answer within {limit}.{self.on_hang()} Raise hang_timeout_s if a step, or making "
+            "the models, may take so long."
         )
-
-    def _deadline(self) -> float | None:
-        is_bounded = self.is_watched and self._hang_timeout_s is not None
-        return self._clock() + (self._hang_timeout_s or 0.0) if is_bounded else None
 
     def _take(self, event: Event) -> None:
         match event:
@@ -228,6 +252,7 @@ class Link:
                 self._questions.pop(rank, None)
                 self._lost[rank] = reason
             case Raised(rank):  # the serving itself, which is ours
+                self.is_torn = True
                 self._replies[rank] = Failed((event.type_name, event.message, event.traceback, None))
             case Returned():
                 pass

@@ -1,6 +1,7 @@
 """What a user passes to DistributedSGD, checked and brought into one form. Nothing here starts or writes anything."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +111,39 @@ def _check_algorithm(given: Any) -> None:
             f"all_reduce_alg={given!r}: {', '.join(unknown)} is not known; the names were "
             f"{', '.join(_ALGORITHMS)}.{hint}"
         )
+
+
+def check_state(state: Any) -> None:
+    """ArgumentError if this is not what `state_dict` returns: what comes from a file may be anybody's."""
+    problem = _problem_of(state)
+    if problem is not None:
+        raise ArgumentError(
+            f"This is no state of a DistributedSGD, since {problem}: expected what state_dict() returned, or a "
+            "checkpoint of save_checkpoint()."
+        )
+
+
+def _problem_of(state: Any) -> str | None:
+    if not isinstance(state, Mapping):
+        return f"it is a {type(state).__name__}"
+    if missing := [name for name in ("replica", "step", "positions") if name not in state]:
+        return f"it has no {', '.join(missing)}"
+    replica, step, positions = state["replica"], state["step"], state["positions"]
+    if not isinstance(replica, Mapping) or not isinstance(replica.get("weights"), Mapping):
+        return "its replica has no weights"
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        return f"its step is {step!r}"
+    if not isinstance(positions, list) or not all(one is None or _is_position(one) for one in positions):
+        return "its positions are not those of workers"
+    return None
+
+
+def _is_position(value: Any) -> bool:
+    """Of the replicas of a worker, and of the worker in the data of the run."""
+    match value:
+        case [list(), Mapping()]:
+            return True
+    return False
 
 
 def _tell_old(name: str, instead: str) -> None:

@@ -16,6 +16,7 @@ from paceline.rank_session import Task
 from paceline.recording.recorder import Recorder
 from paceline.runs import RunFolder, RunRequest, claim_root
 from paceline.sgd.result import StepResult
+from paceline.workers.outcome import message_of
 
 
 class RunRecord:
@@ -103,7 +104,7 @@ class RunRecord:
         return path
 
     def close(self, state: str, error: BaseException | None = None) -> None:
-        reason = None if error is None else f"{type(error).__qualname__}: {error}"
+        reason = None if error is None else f"{type(error).__qualname__}: {message_of(error)}"
         self._recorder.close(state, reason, error)
 
 

@@ -62,5 +62,7 @@ def _tried(fn: Callable[..., Done], *args: Any) -> Done | Failed:
     """What the driver has to know in any case. No BaseException of an engine's, which ends this call."""
     try:
         return fn(*args)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__.startswith("paceline.workers."):
+            raise
         return Failed(describe_error(error))

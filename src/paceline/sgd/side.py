@@ -205,6 +205,11 @@ class Side:
                 replica.apply(gradients)
         self.step_number += 1
 
+    def skip(self) -> Any:
+        """Read the next batch as a step would, and leave it at that; where this worker is then."""
+        self.compute_all()
+        return self.position()
+
     def told(self, computed: Sequence[Computed], compute_s: float, **more: Any) -> Contribution:
         losses, metrics = [one.loss for one in computed], [one.metrics for one in computed]
         return Contribution(losses, metrics, compute_s, position=self.position(), rank=self.rank, **more)
@@ -227,9 +232,9 @@ class Side:
         state = parcel.loads(packed_state)
         for replica in self.replicas:
             replica.load_state_dict(state)
-        self.step_number = step
         if any(positions):
             self._go_on(positions)
+        self.step_number = step  # last: what raises before is no state to go on with
 
     def _go_on(self, positions: Sequence[Any]) -> None:
         """With another number of workers, what was a replica's own is nobody's now."""

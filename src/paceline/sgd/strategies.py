@@ -131,8 +131,8 @@ class AllReduce:
 
 def _timings(parts: Sequence[Contribution], whole: float) -> dict[str, Any]:
     """Of a step that the workers make by themselves: as they tell it."""
-    applied = max(part.apply_s for part in parts)
-    reduced = max(part.reduce_s for part in parts)
+    applied = max((part.apply_s for part in parts), default=0.0)  # nobody may have lived to tell of it
+    reduced = max((part.reduce_s for part in parts), default=0.0)
     return {
         "compute_grads_by_worker": [part.compute_s for part in parts],
         "compute_grads": max(0.0, whole - reduced - applied),

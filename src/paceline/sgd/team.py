@@ -4,7 +4,8 @@ lost."""
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,37 +57,40 @@ class Team:
         """Whether workers are asked whether they can."""
         self.step_number = 0
         self._positions: list[Any] = []
+        self._behind: tuple[int, ...] = ()
+        """Ranks whose positions are those from before the last step, though they had read for it."""
+        self.is_asking = False
+        """Whether the workers are in the middle of something: nobody may ask them anything else."""
         engine.warm(self._backend.preload)
 
     def open(self, logdir: Path) -> None:
         """A run folder, workers, and replicas that begin with the weights of the first of them."""
         self.record = RunRecord(self._request, logdir, self._callbacks, self._facts())
-        self.record.open(self._options.num_workers)
-        try:
-            self._begin()
-            self._load(self.link.call(model_calls.packed_state, ranks=[0])[0])
-        except LostError as lost:
-            raise nobody_left(lost.reason) from None
+        with self._asking():
+            self.record.open(self._options.num_workers)
+            try:
+                with self.link.within(self.link.making_s):
+                    self._begin()
+            except LostError as lost:
+                self._replace(lost)
 
     def step(self) -> Made:
         assert self._strategy is not None
-        while True:
-            try:
-                self.link.is_watched = True
-                made = self._strategy.step(self.link)
-            except LostError as lost:
-                self.link.is_watched = False
-                if not self._recover(lost).stands:
-                    continue
-                made = made_without(lost)
-            else:
+        with self._asking():
+            while True:
+                try:
+                    with self.link.within(self._options.hang_timeout_s):
+                        made = self._strategy.step(self.link)
+                except LostError as lost:
+                    if not self._recover(lost).stands:
+                        continue
+                    return made_without(lost)
                 self.step_number += 1
                 self._learn_positions(made.contributions)
-            self.link.is_watched = False
-            return made
+                return made
 
     def _learn_positions(self, contributions: Sequence[Contribution]) -> None:
-        """After a step; a worker that was lost in it stays where it was before."""
+        """After a step; that of a worker that was lost in it is the one from before: see `_catch_up`."""
         if any(part.position is not None for part in contributions):
             former = self._positions if len(self._positions) == self.link.num_workers else []
             positions = dict(enumerate(former or [None] * self.link.num_workers))
@@ -95,19 +99,27 @@ class Team:
 
     def surely(self, act: Callable[[], R]) -> R:
         """Again if workers are lost meanwhile, on those that take their place."""
-        while True:
-            try:
-                return act()
-            except LostError as lost:
-                self._recover(lost)
+        with self._asking():
+            while True:
+                try:
+                    return act()
+                except LostError as lost:
+                    self._recover(lost)
 
     def load(self, packed_state: bytes, step: int, positions: Sequence[Any]) -> None:
         """The same state in all replicas; each worker goes on in its own data."""
 
         def act() -> None:
             """All of it again if workers are lost: who takes their place has the number of what was before."""
-            self.step_number, self._positions = step, list(positions)
-            self._load(packed_state)
+            former, now = (self.step_number, self._positions), (step, list(positions))
+            self.step_number, self._positions = now
+            try:
+                self._load(packed_state)
+            except LostError:
+                raise
+            except BaseException:  # it is not the state of these models
+                self.step_number, self._positions = former
+                raise
 
         self.surely(act)
 
@@ -128,11 +140,29 @@ class Team:
             if self.record is not None:
                 self.record.close(state, error)
 
-    def _begin(self) -> None:
-        """New workers, with replicas as they are made."""
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        self.is_asking = True
+        try:
+            yield
+        finally:
+            self.is_asking = False
+
+    def _begin(self, state: bytes | None = None) -> None:
+        """New workers, whose replicas all have this state; without one, that of the first replica as it was made."""
         self._layout = agreed(self.link.open(self._task, self._spec()))
         buffers = self._share_memory() if self.shares_memory else None
         self._strategy = self._strategy_class(self._spec(), self._layout, buffers)
+        self._load(state if state is not None else self.link.call(model_calls.packed_state, ranks=[0])[0])
+        if self._behind:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Read on, past what went into a step that stands: nothing is to be read twice."""
+        found = self.link.ask_each(dict.fromkeys(self._behind, ("skip", ())))
+        for rank, position in zip(self._behind, found, strict=True):
+            self._positions[rank] = position
+        self._behind = ()
 
     def _task(self, infos: Sequence[WorkerInfo]) -> tuple[Task, Mapping[int, Path]]:
         assert self.record is not None
@@ -163,23 +193,31 @@ class Team:
 
     def _renewed(self, lost: LostError) -> Recovery:
         check_budget(lost.reason, self._num_losses, self._options.max_retries)
-        recovery, state = self._state_of_who_is_left(lost)
+        with self.link.within(self.link.renewing_s):
+            recovery, state = self._state_of_who_is_left(lost)
         self.step_number = recovery.step
         if recovery.stands:
             self._learn_positions(lost.contributions)
+            told = {part.rank for part in lost.contributions if part.position is not None}
+            self._behind = tuple(rank for rank in range(self.link.num_workers) if told and rank not in told)
+        self._replace(lost, state)
+        return recovery
+
+    def _replace(self, lost: LostError, state: bytes | None = None) -> None:
+        """By new workers with this state, or as they are made: again if these are lost too."""
         while True:
+            check_budget(lost.reason, self._num_losses, self._options.max_retries)
             self._num_losses += 1
             logger.warning("Workers were lost, and are replaced (%d): %s.", self._num_losses, lost.reason)
             self.link.give_up()
             assert self.record is not None
             self.record.restart(lost.reason, self.step_number)
             try:
-                self._begin()
-                self._load(state)
-                return recovery
+                with self.link.within(self.link.renewing_s):
+                    self._begin(state)
+                return
             except LostError as again:
                 lost = again
-                check_budget(lost.reason, self._num_losses, self._options.max_retries)
 
     def _state_of_who_is_left(self, lost: LostError) -> tuple[Recovery, bytes]:
         left = lost.idle

@@ -154,7 +154,7 @@ class Overlapped:
             self._send(bucket)
         for work in self._works:
             work.wait()
-        is_used = (self._buckets[-1].flags > 0).tolist() if self._buckets else []
+        is_used = (self._buckets[-1].flags.real > 0).tolist() if self._buckets else []  # weights may be complex
         for index, weight in enumerate(self._replica.params):
             view = self._place[index][1]
             weight.grad = view.to(weight.dtype) if is_used[index] else None

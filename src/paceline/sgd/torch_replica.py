@@ -122,10 +122,10 @@ class TorchReplica(OwnPosition):
 
         tensors, given = self._tensors(), state["weights"]
         check_weights(tensors, given)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # first: it refuses what is not its own
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(given[name])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
 

@@ -1,0 +1,124 @@
+"""Calls of a DistributedSGD that cannot work, in this process: while another is going on, or with what is no state."""
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.errors import ArgumentError, TrainerStateError
+from paceline.sgd import DistributedSGD, NumpyModel
+
+
+class Falling(NumpyModel):
+    def __init__(self):
+        self.weights = {"w": np.zeros(1)}
+
+    def loss_and_grad(self):
+        return 1.0, {"w": np.ones(1)}
+
+
+def here(model=Falling, **more):
+    return DistributedSGD(lambda: model(), num_workers=0, use_cpus=True, verbose=False, **more)
+
+
+def state_of(sgd):
+    return paceline.load_run(sgd.run_dir).status.state
+
+
+class MutableError(Exception):
+    def __str__(self):
+        raise RuntimeError("not even a message")
+
+
+def test_an_exception_whose_message_cannot_be_had():
+    class Raising(Falling):
+        def loss_and_grad(self):
+            raise MutableError
+
+    sgd = here(Raising)
+    with pytest.raises(MutableError):
+        sgd.step()
+    assert state_of(sgd) == "FAILED"
+
+
+def test_a_call_from_another_thread():
+    """Which would take the answers that this one waits for. The call that is going on does not mind."""
+    caught = []
+
+    def elsewhere(model):
+        def act():
+            for call in (sgd.step, sgd.get_weights, sgd.shutdown):
+                with pytest.raises(TrainerStateError, match="Another thread"):
+                    call()
+                caught.append(call)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join()
+
+    with here() as sgd:
+        sgd.foreach_model(elsewhere)
+        assert len(caught) == 3
+        assert sgd.step().step == 1
+
+
+def test_a_call_in_the_middle_of_another():
+    with here() as sgd:
+        with pytest.raises(TrainerStateError, match="in the middle of a call"):
+            sgd.foreach_model(lambda model: sgd.step())
+        assert sgd.step().step == 1
+
+
+def test_a_callback_saves_a_checkpoint():
+    class Saving(paceline.Callback):
+        def handle_result(self, results, **info):
+            saved.append(sgd.save_checkpoint())
+
+    saved = []
+    with here(callbacks=[Saving()]) as sgd:
+        sgd.step()
+        assert [info.path for info in paceline.load_run(sgd.run_dir).checkpoints] == saved
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"step": "3"},
+        {"step": -1},
+        {"positions": None},
+        {"positions": [1]},
+        {"positions": [([1], None)]},
+        {"replica": []},
+        {"replica": {}},
+        {"replica": {"weights": 1}},
+        {"replica": {"weights": {"other": np.ones(1)}}, "step": 5},
+    ],
+    ids=str,
+)
+def test_what_is_no_state_changes_nothing(forged):
+    with here() as sgd:
+        sgd.step()
+        with pytest.raises(ArgumentError, match=r"no state of a DistributedSGD|not those of this model"):
+            sgd.load_state_dict({**sgd.state_dict(), **forged})
+        assert sgd.step().step == 2
+
+
+def test_ctrl_c_while_it_ends(monkeypatch):
+    """Nothing is left behind, and it is not forgotten."""
+    sgd = here()
+    sgd.step()
+    close, closed = sgd._team.link.close, []
+
+    def interrupted():
+        signal.raise_signal(signal.SIGINT)
+        close()
+        closed.append(True)
+
+    monkeypatch.setattr(sgd._team.link, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sgd.shutdown()
+    assert closed
+    assert state_of(sgd) == "SUCCEEDED"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
