@@ -51,7 +51,15 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         ranks = {folder: rank for rank, folder in enumerate(LONG_FIRST)}
         items.sort(key=lambda item: (not _needs_ray(item), ranks.get(item.path.parent.name, 0)))
-    _last_user.update({name: item for item in items for name in CLUSTERS if _uses(item, name)})
+    for name in CLUSTERS:
+        of_module = None
+        for item in items:  # what a module shares ends with the last test of it that comes in one go
+            if _uses(item, name):
+                of_module = item.module
+            if item.module is of_module:
+                _last_user[name] = item
+            else:
+                of_module = None
 
 
 CLUSTERS = ("ray_cluster", "cluster")
