@@ -95,7 +95,7 @@ class Session:
         self._offered: Mapping[str | None, Any] | None = None
         """Data that the function has made itself."""
         self._waited_s = 0.0
-        self._refused: set[str] = set()
+        self._in_vain: set[str] = set()
         self._rows: Any = None
         """With `record_ids`, a RowLog: what was read since the last report."""
         self.saver = Saver(
@@ -113,7 +113,10 @@ class Session:
         that cannot be sent is an error on the user's own line. Then nothing was reported, and no number is used up.
         Threads report one after the other, in the order of the numbers; a signal handler takes one of its own."""
         self._has_checked = False
-        if self._is_repeating or self._is_drivers("report()", "let get_metrics() return it"):
+        if self._is_repeating:
+            return
+        if self._task.is_driven:
+            self._tell_in_vain("report()", "let get_metrics() return it")
             return
         with self._numbering:
             self._iteration += 1
@@ -141,7 +144,8 @@ class Session:
     ) -> None:
         if self._is_repeating:  # a model that was not trained now must not pass for the one that was
             return
-        if self._is_drivers("save_checkpoint()", "call that of the DistributedSGD"):
+        if self._task.is_driven:
+            self._tell_in_vain("save_checkpoint()", "call that of the DistributedSGD")
             return
         own = {} if per_rank is None else {PER_RANK: per_rank}
         own |= {name: keeper.state() for name, keeper in self._keepers.items()}
@@ -319,12 +323,11 @@ class Session:
         """In a fold that was done before the checkpoint was saved from which the function goes on: see get_datasets."""
         return self._door is not None and bool(self._door.is_repeating)
 
-    def _is_drivers(self, what: str, instead: str) -> bool:
-        """Whether it is the driver's business alone. That it does nothing here is said once."""
-        if self._task.is_driven and what not in self._refused:
-            self._refused.add(what)
+    def _tell_in_vain(self, what: str, instead: str) -> None:
+        """Say once of what is the driver's business alone that it does nothing here."""
+        if what not in self._in_vain:
+            self._in_vain.add(what)
             logger.warning("%s in a model does nothing: %s.", what, instead)
-        return self._task.is_driven
 
     @property
     def is_stop_wanted(self) -> bool:

@@ -9,8 +9,9 @@ import paceline
 from paceline import session
 from paceline.data import from_numpy
 from paceline.data.given import Supply
-from paceline.errors import ArgumentError, PacelineError
+from paceline.errors import ArgumentError, MissingDependencyError, PacelineError
 from paceline.sgd import DistributedSGD, NumpyModel
+from paceline.testing import ScriptedEngine
 
 
 class Reader(NumpyModel):
@@ -73,6 +74,15 @@ def test_what_a_model_reports_or_saves_by_itself_is_in_nobodys_way(caplog):
     assert said == ["report()", "save_checkpoint()"]
     assert paceline.read_checkpoint(path)["step"] == 2
     assert len(paceline.load_run(sgd.run_dir).metrics) == 2
+
+
+def test_without_torch_another_strategy_is_named(monkeypatch):
+    """When it is made, and not when its workers are."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependencyError, match="needs the package 'torch'") as caught:
+        DistributedSGD(Reader, 2, use_cpus=True, engine=ScriptedEngine([]))
+    assert caught.value.__notes__ == ["strategy='allreduce' is made of torch's collectives; 'ps' needs none."]
+    DistributedSGD(Reader, 2, use_cpus=True, strategy="ps", engine=ScriptedEngine([]))
 
 
 @pytest.mark.parametrize("error", [None, ValueError()], ids=repr)

@@ -15,6 +15,7 @@ from paceline.backends import resolve_backend
 from paceline.backends.torchrun import TorchrunConfig
 from paceline.control.crew import Crew
 from paceline.errors import MissingDependencyError
+from paceline.launch.data_job import Alone
 from paceline.testing import ScriptedEngine, reports, returns
 from paceline.workers import ray_is_in_use, resolve_engine
 from paceline.workers.base import Place, Resources, Size
@@ -160,7 +161,7 @@ def test_worker_that_has_no_gpu_sees_none_unless_its_script_chooses(monkeypatch)
 
     for backend in (BackendConfig(), *(resolve_backend(name) for name in registry.names("backend"))):
         assert seen(None, backend) == "", backend.name
-    assert seen(None, TorchrunConfig()) == "4,5,6"
+    assert seen(None, TorchrunConfig()) == seen(None, Alone()) == "4,5,6"
     [_, share] = share_gpus(2, 1, gpu_ids())
     assert seen(share, TorchrunConfig()) == seen(share, BackendConfig()) == "4,5"
 

@@ -14,7 +14,7 @@ from paceline.backends.base import BackendConfig
 from paceline.backends.torch import TorchConfig
 from paceline.callbacks.dispatch import CallbackList
 from paceline.control.crew import Crew
-from paceline.errors import ArgumentError
+from paceline.errors import ArgumentError, MissingDependencyError
 from paceline.rank_session import Task
 from paceline.runs import RunRequest
 from paceline.sgd import model_calls
@@ -275,7 +275,13 @@ class Team:
     def _backend_of_strategy(self) -> BackendConfig:
         if self._strategy_class.has_group and self._options.num_workers > 1:
             # models of other frameworks hand over arrays of the CPU, also where there are GPUs
-            return TorchConfig(backend="cpu:gloo,cuda:nccl" if self._options.use_gpu else None)
+            backend = TorchConfig(backend="cpu:gloo,cuda:nccl" if self._options.use_gpu else None)
+            try:
+                backend.check()
+            except MissingDependencyError as error:
+                error.add_note(f"strategy={self._options.strategy!r} is made of torch's collectives; 'ps' needs none.")
+                raise
+            return backend
         # All that torch imports later, too: the first optimizer of a worker takes more than a second for that.
         return NoGroup(preload=TorchConfig.preload if "torch" in sys.modules else Preload())
 
