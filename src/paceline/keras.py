@@ -4,12 +4,15 @@ TensorFlow's strategy for several workers needs) and Keras 3, of which it import
     model.fit(dataset, epochs=10, callbacks=[paceline.keras.ReportCallback()])
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from paceline import session
 from paceline.errors import ArgumentError, CheckpointError
+
+logger = logging.getLogger(__name__)
 
 _KEY = "keras"
 """What the checkpoints of the callback have their state under."""
@@ -59,6 +62,11 @@ class ReportCallback:
             state = checkpoint[_KEY]
             _restore(self.model, state)
             _begin_with(self.model, int(state["epoch"]) + 1)
+        elif not self.model.built and current.place.world_rank == 0:
+            logger.warning(
+                "The model has no weights before the first batch, and nothing could go on from its checkpoints: give "
+                "its first layer an input shape, or call model.build(...) before fit()."
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._num_batches, self._counted = epoch, 0, None

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from paceline.data import from_numpy
 from paceline.driven import Optimizer, WorkerGroup, distributed_training
 from paceline.driven.commands import Line, line_of_caller, used_values
-from paceline.driven.store import Store, own_value, unpacking_from
+from paceline.driven.store import Store, own_value, packing, unpacking_from
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 
 INPUTS = torch.arange(12.0).reshape(6, 2)
@@ -100,9 +100,11 @@ def test_values_are_forgotten_with_their_names(worker_group):
 
 
 def test_name_of_a_value_means_nothing_elsewhere(worker_group):
-    packed = pickle.dumps(worker_group.apply(lambda: 1))
-    with pytest.raises(TrainerStateError, match="means nothing elsewhere"):
-        pickle.loads(packed)
+    value = worker_group.apply(lambda: 1)
+    with pytest.raises(TrainerStateError, match=r"means nothing elsewhere.*model\.state_dict\(\)"):
+        pickle.dumps(value)  # as torch.save(model, path) does
+    with packing():
+        packed = pickle.dumps(value)
     with unpacking_from(Store("another")), pytest.raises(TrainerStateError, match="given to another"):
         pickle.loads(packed)
     with unpacking_from(Store("mine")), pytest.raises(TrainerStateError, match="never made"):
@@ -172,6 +174,11 @@ def test_each_loop_is_an_epoch_also_after_one_that_was_left(worker_group):
     assert next(iter(batches)).get()[0].flatten().tolist() == [0, 2]
     for _ in range(2):
         assert [batch.get()[0].flatten().tolist() for batch in batches] == [[0, 2], [4, 6], [8, 10]]
+
+
+def test_dataset_is_read_where_the_workers_are(worker_group):
+    batches = from_numpy({"x": INPUTS[:, 0].numpy()}).to_torch(3, locality_hint=worker_group, label_column=None)
+    assert [batch.get()[0].flatten().tolist() for batch in batches] == [[0, 2, 4], [6, 8, 10]]
 
 
 def test_shuffled_batches_follow_the_seed():

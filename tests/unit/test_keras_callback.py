@@ -220,6 +220,12 @@ def test_checkpoint_does_not_fit_the_model(trainer, failed, model, message):
         trainer.run(fit, {"model": model}, dataset=DATA, checkpoint=failed)
 
 
+def test_model_that_no_checkpoint_could_be_loaded_into_is_told_at_the_start(trainer, caplog):
+    """Not only after a kill, when all is lost."""
+    trainer.run(fit, {"model": lambda: a_model(is_built=False)}, dataset=DATA)
+    assert [one.message for one in caplog.records if "call model.build" in one.message] != []
+
+
 @pytest.mark.parametrize("every", [0, -1, True, "2"])
 def test_every_is_a_number_of_batches(every):
     with pytest.raises(ArgumentError, match="expected a whole number of batches, at least 1"):

@@ -136,7 +136,10 @@ class Dataset:
     def iter_torch_batches(self, batch_size: int | None = None, **options: Any) -> Batches:
         return Shard(self.tree).iter_torch_batches(batch_size, **options)
 
-    def to_torch(self, batch_size: int | None = None, **options: Any) -> Any:
+    def to_torch(self, batch_size: int | None = None, *, locality_hint: Any = None, **options: Any) -> Any:
+        """`locality_hint` may be a `paceline.driven.WorkerGroup`: its workers read then, as by `batches()`."""
+        if locality_hint is not None:
+            return locality_hint.batches(self, batch_size, **options)
         return Shard(self.tree).to_torch(batch_size, **options)
 
     def to_tf(self, feature_columns: Any, label_columns: Any, **options: Any) -> Any:

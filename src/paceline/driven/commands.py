@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from paceline.driven.store import Kept
+from paceline.driven.store import Kept, packing
 from paceline.errors import ArgumentError, ArgumentTypeError, PacelineError
 from paceline.workers import contents, parcel
 
@@ -58,7 +58,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
         **{f"argument {name!r}": value for name, value in kwargs.items()},
     }
     try:
-        with contents.explained(lambda: named, "What is sent to the workers"):
+        with packing(), contents.explained(lambda: named, "What is sent to the workers"):
             return parcel.dumps((fn, args, kwargs, parcel.Brought()))
     except ArgumentTypeError as error:
         if isinstance(error.__cause__, PacelineError):  # it says itself why it does not travel

@@ -9,13 +9,18 @@ from paceline.errors import TrainerStateError
 
 
 class Kept:
-    """The name of a value that every rank has of its own. Wherever it is packed, as an argument or as a variable that a
-    function uses, a rank unpacks its own value."""
+    """The name of a value that every rank has of its own. Wherever it is packed for the workers, as an argument or as a
+    variable that a function uses, a rank unpacks its own value."""
 
     def __init__(self, group_id: str, number: int):
         self._group_id, self._number = group_id, number
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if not _is_packing.get():  # else whoever saves a model to a file finds out when it is loaded, and gone
+            raise TrainerStateError(
+                "This is the name of a value that lives on the workers of a WorkerGroup; it means nothing elsewhere, "
+                "as in a file or a copy. value.get() brings what it stands for, and of a model model.state_dict()."
+            )
         return own_value, (self._group_id, self._number)
 
 
@@ -45,6 +50,19 @@ class Store:
         return len(self._values)
 
 
+_is_packing: ContextVar[bool] = ContextVar("is_packing", default=False)
+
+
+@contextmanager
+def packing() -> Iterator[None]:
+    """A block in which commands are packed, for the workers of a group."""
+    token = _is_packing.set(True)
+    try:
+        yield
+    finally:
+        _is_packing.reset(token)
+
+
 _current: ContextVar[Store | None] = ContextVar("store", default=None)
 """While commands are run. Unpickling calls a function with what was packed, and with nothing else."""
 
@@ -61,12 +79,7 @@ def unpacking_from(store: Store) -> Iterator[None]:
 def own_value(group_id: str, number: int) -> Any:
     """What a `Kept` is unpacked as."""
     store = _current.get()
-    if store is None:
-        raise TrainerStateError(
-            "This is the name of a value that lives on the workers of a WorkerGroup; it means nothing elsewhere. "
-            "value.get() brings what it stands for."
-        )
-    if store.group_id != group_id:
+    if store is None or store.group_id != group_id:
         raise TrainerStateError(
             "A value of one WorkerGroup was given to another: it lives on other workers. value.get() brings it here, "
             "from where you can send it."
