@@ -222,6 +222,18 @@ def test_compare_shows_in_80_columns_by_what_runs_differ_and_how_well_they_went(
     assert "hash" not in lines[0]
 
 
+def test_compare_keeps_the_columns_by_which_most_runs_differ(root, monkeypatch):
+    """Of a sweep beside other runs: what was swept, and not what one of them had otherwise."""
+    for number, lr in enumerate((0.1, 0.1, 0.2, 0.3)):
+        with RunFolder.create(root / "swept") as folder:
+            once = {f"a_setting_{place}": int(number == place) for place in range(4)}
+            folder.write_request({"config": {"cfg": once, "optimizers": {"adam": {"lr": lr}}}, "num_workers": 1})
+            folder.set_state("SUCCEEDED")
+    monkeypatch.setattr("paceline.cli.drawing.width", lambda: 60)
+    lines = xp("compare", "swept/*").stdout.splitlines()
+    assert lines[0].split() == ["run", "state", "steps", "a_setting_0", "lr"]
+
+
 @pytest.mark.parametrize(
     ("keys", "endings"),
     [
