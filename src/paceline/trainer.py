@@ -32,7 +32,7 @@ from paceline.control.crew import Crew, Setup
 from paceline.control.iterator import RunIterator
 from paceline.control.outcome import Budget
 from paceline.control.termination import Signals, Terminated
-from paceline.data.given import Supply, resolve_dataset
+from paceline.data.given import Supply, made_anew, resolve_dataset
 from paceline.errors import (
     ArgumentError,
     CheckpointNotFoundError,
@@ -196,7 +196,8 @@ class Trainer:
             run_dir: the run folder, or the logdir of a Trainer, for its newest run.
             train_func: a mended function to go on with.
             callbacks: they are not part of the folder: give them again.
-            dataset: the one of the run, if it has one. Of those, only files are named in the folder and found again.
+            dataset: the one of the run, if it has one. Of those, only files are named in the folder and found again; an
+                experiment makes its own.
             trusted: open a folder that this user's account has not written, which may run any code that is in it.
         """
         run = load_run(run_dir)
@@ -207,8 +208,10 @@ class Trainer:
         request = load_call(run.path, train_func, trusted)
         takes = takes_config(request.train_func, has_config=bool(request.config))
         supply = request.dataset if dataset is None else resolve_dataset(dataset)
+        is_lacking = supply is None and run.request.get("dataset") is not None
+        supply = made_anew(request.train_func) if is_lacking else supply
         request = replace(request, takes_config=takes, dataset=supply)
-        if supply is None and run.request.get("dataset") is not None:
+        if is_lacking and supply is None:
             raise RunNotResumableError(
                 f"{run.path} was given a dataset, which is not part of the folder: make it again, and say "
                 "Trainer.resume(run_dir, dataset=...)."

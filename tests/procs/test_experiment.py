@@ -10,8 +10,7 @@ from paceline import LocalEngine, SGDCallback, Trainer
 from paceline.data.prepared_cleaning import entries
 from paceline.errors import TrainerStateError
 from paceline.experiment import run_experiment, same_runs
-from paceline.experiment.project import load_plan
-from paceline.experiment.running import resume_plan
+from paceline.registry import EXPERIMENT_WORKER_MODULES
 
 
 def run(name, *overrides, experiment=typed_experiment.Exact, **options):
@@ -113,28 +112,22 @@ def test_killed_run_on_prepared_batches_ends_like_the_undisturbed_one(undisturbe
     assert len(entries(tmp_path / ".prepared")) == 2
 
 
+@pytest.mark.timeout(600)
 def test_experiment_trains_on_ray_as_here(undisturbed, ray_cluster):
     trained = run("on_ray", "cfg.start_workers=2", "cfg.seed=1", "models.net.block.dropout=0.1", engine="ray")
     assert trained.values == undisturbed.values
     assert paceline.load_run(trained.path).request["engine"] == "ray"
 
 
-def test_ray_data_is_read_by_ranks_that_are_killed_too(ray_cluster):
-    words = ["cfg.start_workers=2", "cfg.save_every=1", "cfg.die_at=[1, 1]"]
-    trained = run("ray_data", *words, experiment=typed_experiment.OnRayData)
-    assert [value["rows"] for value in trained.values] == [[24.0] * 3] * 2
-    recorded = paceline.load_run(trained.path)
-    assert recorded.request["engine"] == "ray"
-    assert [one["number"] for one in recorded.events if one["kind"] == "attempt"] == [0, 1]
-
-
-def test_torch_dataset_as_ray_data_is_resumed(ray_cluster):
-    words = ["cfg.start_workers=1", "datasets.train.is_torchs=true", "cfg.save_every=1", "cfg.fail_at=[1, 1]"]
-    experiment = typed_experiment.OnRayData
+@pytest.mark.timeout(600)  # workers on Ray start as programs of their own, which takes long on a busy machine
+def test_ray_data_is_read_by_ranks_that_are_killed_fail_and_are_resumed(ray_cluster):
+    words = ["cfg.start_workers=2", "cfg.num_epochs=2", "cfg.save_every=1", "cfg.die_at=[0, 1]", "cfg.fail_at=[1, 1]"]
     with pytest.raises(RuntimeError, match="as asked"):
-        run("ray_torch", *words, experiment=experiment)
-    plan = load_plan(experiment, overrides=["cfg.name=ray_torch", "cfg.num_epochs=3", *words])
-    assert [value["rows"] for value in resume_plan(plan, paceline.load_run("ray_torch"))] == [[24.0] * 3]
+        run("ray_data", *words, experiment=typed_experiment.OnRayData)
+    assert [value["rows"] for value in Trainer.resume("ray_data")] == [[24.0] * 2] * 2
+    recorded = paceline.load_run("ray_data")
+    assert recorded.request["engine"] == "ray"
+    assert [one["number"] for one in recorded.events if one["kind"] == "attempt"] == [0, 1, 2]
 
 
 class Resizes(SGDCallback):
@@ -154,7 +147,7 @@ class Resizes(SGDCallback):
 
 
 def test_group_that_shrinks_and_grows_counts_every_row_once():
-    engine = LocalEngine(slots=3)
+    engine = LocalEngine(slots=3, preload=EXPERIMENT_WORKER_MODULES)
     resizes = Resizes(engine)
     words = ["cfg.start_workers=1", "cfg.max_workers=3", "cfg.save_every=1", "cfg.die_at=[0, 1]", "cfg.num_epochs=4"]
     trained = run("elastic", *words, engine=engine, callbacks=[resizes])

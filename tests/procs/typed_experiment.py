@@ -3,6 +3,7 @@
 # ruff: noqa: B008 - objects as defaults are the point
 
 import enum
+import itertools
 import os
 import signal
 from dataclasses import dataclass
@@ -143,14 +144,14 @@ class Experiment(BaseModule):
 
     def worker_loop(self, dataset_shards):
         self.models.net = prepare_model(self.models.net)
-        train_loader, val_loader = self.generate_loaders(dataset_shards)
+        train_loader, *val_loaders = self.generate_loaders(dataset_shards)
         for epoch in range(self.cfg.start_epoch, self.cfg.num_epochs):
             self.reset_all_metrics_and_losses()
             for batch_idx, batch in self.numbered(train_loader):
                 self.train_batch(batch)
                 self.save_metrics_and_losses(epoch, batch_idx)
                 self.after_batch(epoch, batch_idx)
-            values = self.validate(val_loader, epoch)
+            values = self.validate(val_loaders, epoch)
             self.history.append(values["mse"])
             is_enough = self.tools.patience(values["mse"])
             self.save_checkpoint(epoch, values)
@@ -169,10 +170,10 @@ class Experiment(BaseModule):
     def after_batch(self, epoch, batch_idx):
         """For those who want something to happen there."""
 
-    def validate(self, loader, epoch):
+    def validate(self, loaders, epoch):
         self.reset_all_metrics_and_losses()
         with torch.no_grad():
-            for batch in loader:
+            for batch in itertools.chain(*loaders):
                 output = self.models.net(batch["x"] / 24)
                 self.losses.mse.update(output, batch["y"] / 24)
         return self.save_metrics_and_losses(epoch)
@@ -227,6 +228,7 @@ class ExactConfig(TrainConfig):
     die_at: tuple[int, int] | None = None
     """Epoch and batch after which the last rank of the first attempt is killed."""
     fail_at: tuple[int, int] | None = None
+    """Epoch and batch after which the first attempt raises, or the one after the kill."""
     save_every: int | None = None
     """Batches between checkpoints in the middle of an epoch."""
     interrupt_at: tuple[int, int] | None = None
@@ -272,12 +274,12 @@ class Exact(Experiment):
                 os.kill(os.getpid(), signal.SIGKILL)
         if self.cfg.interrupt_at == (epoch, batch_idx) and paceline.world_rank() == 0:
             os.kill(int(os.environ["DRIVER_PID"]), signal.SIGINT)
-        if self.cfg.fail_at == (epoch, batch_idx) and session.current().attempt == 0:
+        if self.cfg.fail_at == (epoch, batch_idx) and session.current().attempt == (self.cfg.die_at is not None):
             raise RuntimeError("as asked")
 
-    def validate(self, loader, epoch):
+    def validate(self, loaders, epoch):
         self.rows_of_epochs.append(self.save_metrics(epoch, report=False)["rows"])
-        values = super().validate(loader, epoch)
+        values = super().validate(loaders, epoch)
         if self.cfg.stops_alone == paceline.world_rank():
             self.tools.patience.most = -1.0
         if self.cfg.asks_alone == paceline.world_rank():
@@ -290,10 +292,15 @@ class Exact(Experiment):
 
 
 class RayDatasets:
-    """Ray's and our own, side by side."""
+    """Ray's of both kinds and our own, side by side."""
 
-    def __init__(self, train: RayNumbers = RayNumbers(), val: Numbers = Numbers(9)):
-        self.train, self.val = train, val
+    def __init__(
+        self,
+        train: RayNumbers = RayNumbers(is_torchs=True),
+        columns: RayNumbers = RayNumbers(8),
+        val: Numbers = Numbers(9),
+    ):
+        self.train, self.columns, self.val = train, columns, val
 
 
 class OnRayData(Exact):

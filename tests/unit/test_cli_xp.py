@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import time
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -221,6 +222,18 @@ def test_compare_shows_in_80_columns_by_what_runs_differ_and_how_well_they_went(
     assert "hash" not in lines[0]
 
 
+def test_compare_keeps_the_columns_by_which_most_runs_differ(root, monkeypatch):
+    """Of a sweep beside other runs: what was swept, and not what one of them had otherwise."""
+    for number, lr in enumerate((0.1, 0.1, 0.2, 0.3)):
+        with RunFolder.create(root / "swept") as folder:
+            once = {f"a_setting_{place}": int(number == place) for place in range(4)}
+            folder.write_request({"config": {"cfg": once, "optimizers": {"adam": {"lr": lr}}}, "num_workers": 1})
+            folder.set_state("SUCCEEDED")
+    monkeypatch.setattr("paceline.cli.drawing.width", lambda: 60)
+    lines = xp("compare", "swept/*").stdout.splitlines()
+    assert lines[0].split() == ["run", "state", "steps", "a_setting_0", "lr"]
+
+
 @pytest.mark.parametrize(
     ("keys", "endings"),
     [
@@ -382,6 +395,35 @@ def test_resume_and_retry(root, tmp_path):
     assert "goes on" not in refused
     assert xp_json("retry", "heals", "1")["name"] == "heals/run_002"
     assert load_run(root / "heals" / "run_002").config == {"mended": str(tmp_path / "mended")}
+
+
+class Reads:
+    """As an experiment that reads Ray Data: the folder does not have the dataset, and the function makes it again."""
+
+    def __init__(self, mended):
+        self.mended = mended
+
+    def __call__(self):
+        rows = [int(row) for batch in paceline.get_data_shard().iter_batches(batch_size=2) for row in batch["data"]]
+        if not self.mended.exists():
+            raise ValueError("not yet")
+        paceline.report(rows=sum(rows))
+
+    def make_dataset(self):
+        return np.arange(4)
+
+
+def test_resume_and_retry_of_a_function_that_makes_its_dataset(root, tmp_path):
+    reads = Reads(tmp_path / "mended")
+    with (
+        Trainer(BackendConfig(), num_workers=0, logdir=root / "reads") as trainer,
+        pytest.raises(ValueError, match="not yet"),
+    ):
+        trainer.run(reads, dataset=reads.make_dataset())
+    (tmp_path / "mended").touch()
+    assert "reads/run_001: SUCCEEDED" in xp("resume", "reads").stderr
+    assert xp_json("retry", "reads")["state"] == "SUCCEEDED"
+    assert [load_run(root / "reads" / name).metrics["rows"].tolist() for name in ("run_001", "run_002")] == [[6], [6]]
 
 
 def begin():

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from paceline.experiment import run_experiment, running, same_runs
 from paceline.experiment.project import read_conf, write_conf
 from paceline.experiment.run_folders import alone_in
+from paceline.runs.kept_call import load_call
 
 
 def run(name, *overrides, experiment=typed_experiment.Exact):
@@ -132,8 +133,7 @@ def test_datasets_that_are_made_again_have_the_random_numbers_of_the_run(project
     drawn = []
     monkeypatch.setattr(running, "ray_datasets", lambda experiment: drawn.append(first_weights(experiment)))
     call("run", *SMALL, "cfg.fail_at=[0, 0]", code=1)
-    monkeypatch.setattr(running, "makes_ray_data", lambda plan: True)
-    call("run", *SMALL, "cfg.fail_at=[0, 0]", "--resume")
+    load_call(project / "results/experiment/run_001").train_func.make_dataset()
     assert len(drawn) == 2
     assert drawn[0] == drawn[1] != []
 

@@ -1,7 +1,8 @@
 """`xp compare`: runs side by side, in a table."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,14 +44,16 @@ def compare(
         return
     keys = [key for key in dict.fromkeys(key for row in rows for key, _ in flat(dict(row.summary.config))) if key]
     keys = [key for key in keys if everything or key not in _PROVENANCE]
-    shown = [k for k in keys if everything or len({repr(find_key(row.summary.config, k)) for row in rows}) > 1]
+    apart = {key: num_apart([find_key(row.summary.config, key) for row in rows]) for key in keys}
+    shown = [key for key in keys if everything or apart[key]]
     names = dict.fromkeys(name for row in rows for name in row.summary.metrics if not name.startswith("_"))
     metrics = [name for name in names if not metric or name in metric]
-    # Where there is no room for all: what somebody looks for first, how well it went and by what they differ.
+    # Where there is no room for all: what somebody looks for first, how well it went and by what most of them differ.
     wanted: set[str | None] = {*metric} if metric else {row.summary.key_metric for row in rows}
     told = [name for name in metrics if name in wanted]
     rest = sorted(metrics, key=is_counter)
-    order = [*dict.fromkeys([*told, *(f"config.{key}" for key in shown), *rest])]
+    differing = sorted(shown, key=lambda key: -apart[key])
+    order = [*dict.fromkeys([*told, *(f"config.{key}" for key in differing), *rest])]
     titles = dict(zip(shown, short_endings(shown) if drawing.width() is not None else shown, strict=True))
     columns = [drawing.Column("run"), drawing.Column("state"), drawing.Column("steps", is_right=True)]
     columns += [drawing.Column(drawing.clean(titles[k]), rank=1 + order.index(f"config.{k}")) for k in shown]
@@ -66,6 +69,11 @@ def compare(
         for row in rows
     ]
     give(drawing.table(columns, cells, drawing.width(), {1: drawing.STATE_COLOURS}, drawing.is_coloured()))
+
+
+def num_apart(values: Sequence[Any]) -> int:
+    """How many of them are not what most are."""
+    return len(values) - max(Counter(map(repr, values)).values(), default=0)
 
 
 def short_endings(keys: Sequence[str]) -> list[str]:

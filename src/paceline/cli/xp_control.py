@@ -148,13 +148,18 @@ def retry(words: Words = None, trusted: Trusted = False, json: Json = False) -> 
 
     found = Store().pick(words)
     request = load_call(found.run.path, None, trusted)
-    if request.dataset is None and found.run.request.get("dataset") is not None:
-        raise RunNotResumableError(
-            f"{found.name} was given a dataset, which is not part of the folder: start the run again from your program."
-        )
     from dataclasses import replace
 
+    from paceline.data.given import made_anew
     from paceline.trainer import Trainer
+
+    if request.dataset is None and found.run.request.get("dataset") is not None:
+        request = replace(request, dataset=made_anew(request.train_func))
+        if request.dataset is None:
+            raise RunNotResumableError(
+                f"{found.name} was given a dataset, which is not part of the folder: start the run again from your "
+                "program."
+            )
 
     is_trial = (request.parent or {}).get("kind") == "tune"  # which finds its run by the parent, and has one
     request = replace(request, checkpoint_root=None, parent=None if is_trial else request.parent)

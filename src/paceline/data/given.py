@@ -109,6 +109,13 @@ def resolve_dataset(dataset: Any) -> Supply | None:
     return Supply(ours, (), _ray_data(streams) if streams else None)
 
 
+def made_anew(train_func: Any) -> Supply | None:
+    """The dataset of a run whose folder does not have it, if its function has a method `make_dataset`, as that of an
+    experiment has, for Ray Data."""
+    make = getattr(train_func, "make_dataset", None)
+    return None if make is None else resolve_dataset(make())
+
+
 def _not_empty(folds: Any) -> Any:
     if not folds:
         raise ArgumentError("dataset: this list of folds is empty.")

@@ -33,7 +33,6 @@ from paceline.registry import EXPERIMENT_WORKER_MODULES
 from paceline.runs import Run, load_run
 from paceline.runs.durable import write_atomic
 from paceline.runs.function_source import describe_function
-from paceline.runs.kept_call import load_call
 from paceline.trainer import Trainer
 from paceline.workers import resolve_engine
 from paceline.workers.base import Engine
@@ -150,14 +149,7 @@ def resume_plan(plan: Plan, former: Run, callbacks: Sequence[Callback] = ()) -> 
     if not path.exists() and not former.is_alive:
         with suppress(OSError):
             write_atomic(path, dump(plan.as_document()).encode())
-    streams = ray_datasets(_former_work(former, plan).build()) if makes_ray_data(plan) else None
-    return Trainer.resume(former.path, callbacks=callbacks, dataset=streams)
-
-
-def _former_work(former: Run, plan: Plan) -> Work:
-    """What its workers called: with the random numbers of that run, data made of them is the same again."""
-    work = load_call(former.path).train_func
-    return work if isinstance(work, Work) else Work(plan, config_of(plan).seed or 0)
+    return Trainer.resume(former.path, callbacks=callbacks)
 
 
 def ray_datasets(experiment: Any) -> dict[str, Any] | None:
@@ -219,6 +211,10 @@ class Work:
         """Data made of random numbers is then the same on all ranks, and so is a model that nobody synchronises."""
         with RandomStream(self.building_seed).lent():
             return build_experiment(self.plan)
+
+    def make_dataset(self) -> dict[str, Any] | None:
+        """For a run that goes on, or is made again: data made of random numbers is the same as it was then."""
+        return ray_datasets(self.build())
 
     def describe_source(self) -> dict[str, Any]:
         return describe_function(self.plan.experiment)
