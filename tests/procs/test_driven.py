@@ -138,3 +138,18 @@ def test_workers_hang(tmp_path, wait_until):
 def get_stuck(directory):
     (Path(directory) / str(paceline.world_rank())).touch()
     signal.pause()
+
+
+def test_a_fork_of_the_driver():
+    """Its questions would go to the workers of another process."""
+    with WorkerGroup(num_workers=0) as group:
+        value = group.apply(lambda: 3.0)
+        group.wait()
+        if (pid := os.fork()) == 0:
+            try:
+                float(value)
+            except TrainerStateError as error:
+                os._exit(3 if "is a fork" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert float(value) == 3.0

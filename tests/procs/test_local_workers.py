@@ -115,6 +115,24 @@ def test_module_that_never_ends_to_import_is_named(module, tmp_path):
     hanging.close()
 
 
+def test_driver_is_killed_while_its_nursery_imports(module, tmp_path, wait_until):
+    """The folder of the workers that it has asked for goes with it."""
+    name = module("import time; time.sleep(1000)")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    script = (
+        "import sys; from paceline.workers.nursery import Nursery\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"nursery = Nursery([{name!r}])\n"
+        f"nursery._send((1, 'fork', 1, {str(scratch)!r}), (0, 0))\n"
+        "print('sent', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout.readline() == b"sent\n"
+        driver.kill()
+    wait_until(lambda: not scratch.exists(), "the end of the folder", within_s=20)
+
+
 def test_nursery_that_is_stopped_is_given_up(tmp_path):
     stopped = Nursery([], answer_s=0.2)
     assert stopped.end(stopped.new_number()) is None, "there is no such worker"

@@ -51,3 +51,26 @@ def test_what_the_driver_cannot_unpack_is_the_error_of_who_asked_for_it():
     with pytest.raises(TrainFunctionError, match="the driver cannot unpickle the value"):
         pipeline.told(1)
     assert pipeline.told(2) == ["here"]
+
+
+def test_two_at_once_do_not_take_each_others_answers():
+    """From another thread, or from the handler of a signal."""
+    pipeline = started([told(number_1=parcel.dumps("here"))])
+    with pipeline._alone(), pytest.raises(TrainerStateError, match="in the middle of a call"):
+        pipeline.send(command(2))
+    pipeline.send(command(1))
+    assert pipeline.told(1) == ["here"]
+
+
+def test_ctrl_c_while_something_is_sent(monkeypatch):
+    """What was under way is lost: who asked for it would wait for ever."""
+
+    def interrupted(calls):
+        raise KeyboardInterrupt
+
+    pipeline = started([told(number_1=parcel.dumps("here"))])
+    monkeypatch.setattr(pipeline._workers, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.send(command(1))
+    with pytest.raises(TrainerStateError, match="was interrupted"):
+        pipeline.send(command(2))

@@ -179,6 +179,14 @@ def test_who_floods_it_with_values_fills_only_his_part():
     assert values.answer("PUT", "/flood/10", b"y" * 91) == (200, b""), "and so does what is replaced"
 
 
+def test_value_that_does_not_fit_leaves_the_one_before():
+    values = Values(max_total_bytes=100)
+    assert values.answer("PUT", "/scope/key", b"before") == (200, b"")
+    assert values.answer("PUT", "/scope/key", bytes(100)) == (507, b"")
+    assert values.answer("GET", "/scope/key", b"") == (200, b"before")
+    assert values.answer("PUT", "/scope/key", bytes(90)) == (200, b""), "the one before counts no more"
+
+
 def test_slow_clients_hold_nobody_up(rendezvous):
     """Also when they are more than it has room for: the oldest of them goes."""
     begun = [connect(rendezvous) for _ in range(BOUNDS.max_connections + 10)]

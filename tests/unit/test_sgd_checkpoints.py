@@ -70,6 +70,25 @@ def test_disk_full_while_a_checkpoint_is_committed(monkeypatch):
     assert len(paceline.load_run(sgd.run_dir).checkpoints) == 2
 
 
+def test_disk_full_while_a_checkpoint_is_written(monkeypatch):
+    """What is there of it by then would fill the disk."""
+    put = CheckpointStore.put
+
+    def refuse(self, id, files):
+        put(self, id, files)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with here(2.0) as sgd:
+        sgd.step()
+        with monkeypatch.context() as full:
+            full.setattr(CheckpointStore, "put", refuse)
+            with pytest.raises(CheckpointWriteError, match="No space left on device"):
+                sgd.save_checkpoint()
+        assert not list((sgd.run_dir / "checkpoints").glob("*checkpoint_*"))
+        sgd.save_checkpoint()
+    assert [event["id"] for event in paceline.load_run(sgd.run_dir).events if event["kind"] == "save_failed"] == [1]
+
+
 def test_storage_refuses_what_is_written():
     with here(2.0) as sgd:
         sgd.step()

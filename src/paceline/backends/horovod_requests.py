@@ -93,16 +93,16 @@ class Values:
         if method == "GET":
             found = self._values.get(path)
             return (404, b"") if found is None else (200, found)
-        self._remove(path)
+        num_bytes = self._num_bytes - self._size_of(path)
         if method == "PUT":
-            size = len(path) + len(body)
-            if self._num_bytes + size > self._max_bytes:
-                return 507, b""
+            num_bytes += len(path) + len(body)
+            if num_bytes > self._max_bytes:
+                return 507, b""  # and what was there before stays
             self._values[path] = body
-            self._num_bytes += size
+        else:
+            self._values.pop(path, None)
+        self._num_bytes = num_bytes
         return 200, b""
 
-    def _remove(self, path: str) -> None:
-        former = self._values.pop(path, None)
-        if former is not None:
-            self._num_bytes -= len(path) + len(former)
+    def _size_of(self, path: str) -> int:
+        return len(path) + len(self._values[path]) if path in self._values else 0

@@ -6,13 +6,17 @@ them before something is asked.
                             └─ raised, died, or no sign of life: the error names the line that had sent the command
 """
 
+import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.control.crew import POLL_S, Crew
 from paceline.control.outcome import as_exception
+from paceline.control.termination import Signals
 from paceline.driven.commands import Command, Forget, Line, Order
 from paceline.driven.worker import FAILED, run
 from paceline.errors import StackDumpError, TrainerStateError, WorkersLostError
@@ -41,6 +45,7 @@ class Pipeline:
         """Numbers of values that the driver has let go of; whatever thread does that may put them here."""
         self._over = ""
         """Why there are no more workers."""
+        self._one_call, self._owner_pid = threading.Lock(), os.getpid()
 
     def start(self) -> None:
         """Idempotent. Blocking, the first time."""
@@ -48,17 +53,19 @@ class Pipeline:
             raise TrainerStateError(f"This WorkerGroup {self._over}: its models and values are gone. Make a new one.")
         if self._workers is None:
             self._workers = self._crew.get_ready()
+            self._owner_pid = os.getpid()
 
     def send(self, command: Command) -> None:
         """Returns at once, unless very much is waiting. Raises what an earlier command has come to."""
-        self.start()
-        if command.tells:
-            self._expected.add(command.number)
-        self._put_forgotten()  # in order: a worker that is behind holds no more than the loop did
-        self._waiting.append(command)
-        self._go_on(0.0)
-        while len(self._waiting) >= _MOST_WAITING:
-            self._go_on(POLL_S)
+        with self._alone():
+            self.start()
+            if command.tells:
+                self._expected.add(command.number)
+            self._put_forgotten()  # in order: a worker that is behind holds no more than the loop did
+            self._waiting.append(command)
+            self._go_on(0.0)
+            while len(self._waiting) >= _MOST_WAITING:
+                self._go_on(POLL_S)
 
     def told(self, number: int) -> list[Any]:
         """What a command tells, by rank. Blocking. Unpacked here: what cannot be is an error of who asks, and of nobody
@@ -68,8 +75,9 @@ class Pipeline:
                 "The workers were not asked this: a command before it had failed, and those that were on their way "
                 "were left out. Begin the loop again."
             )
-        while number not in self._told:
-            self._go_on(POLL_S)
+        with self._alone():
+            while number not in self._told:
+                self._go_on(POLL_S)
         packed = self._told[number]
         self.ignore(number)
         return [_unpacked(rank, part) for rank, part in enumerate(packed)]
@@ -81,17 +89,47 @@ class Pipeline:
 
     def drain(self) -> None:
         """Until all that was sent is done, and what was let go of is forgotten. Blocking."""
-        while self._workers is not None and (self._waiting or self.forgotten or self._flight is not None):
-            self._go_on(POLL_S)
+        with self._alone():
+            while self._workers is not None and (self._waiting or self.forgotten or self._flight is not None):
+                self._go_on(POLL_S)
 
     def close(self, reason: str = "is closed") -> None:
-        """End the workers. Idempotent."""
-        if not self._over:
+        """End the workers. Idempotent. Ctrl-C waits until it is done: half of it would leave workers behind."""
+        if self._over:
+            return
+        signals = Signals()
+        with signals.watching():
             self._over = reason
             self._waiting.clear()
             self._expected.clear()
             flight, self._flight, self._workers = self._flight, None, None
             self._crew.break_up(grace_s=2.0 if flight is None else 0.0)
+        signals.release()
+        signals.check(1)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Around whatever talks to the workers: two at once would take each other's answers. Whoever is interrupted
+        here leaves the workers in the middle of something, on whatever line it was."""
+        if self._workers is not None and self._owner_pid != os.getpid():
+            raise TrainerStateError(
+                f"The workers of this WorkerGroup are those of process {self._owner_pid}; this one, {os.getpid()}, is "
+                "a fork of it: make a new one here."
+            )
+        if not self._one_call.acquire(blocking=False):
+            raise TrainerStateError(
+                "This WorkerGroup is in the middle of a call of another thread, or of the code that a signal has "
+                "interrupted: a group is for one thread."
+            )
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.close("was interrupted")
+            raise
+        finally:
+            self._one_call.release()
 
     def _go_on(self, timeout_s: float) -> None:
         """Send what is waiting if the workers are free, and see what has happened."""
@@ -101,7 +139,7 @@ class Pipeline:
         assert self._flight is not None
         try:
             self._workers.poll(timeout_s, self._flight.take)
-        except BaseException:  # Ctrl-C, say: the workers are in the middle of it
+        except BaseException:
             self.close("was interrupted")
             raise
         if self._flight.is_over:

@@ -83,7 +83,11 @@ class RunRecord:
         id, self._next_id = self._next_id, self._next_id + 1
         try:
             saved.put(id, files)
-        except OSError as error:
+        except BaseException as error:
+            saved.discard([id])  # on a disk that is full, the rest would miss its room
+            if not isinstance(error, OSError):
+                raise
+            self.note("save_failed", id=id, rank=None, reason=str(error))
             raise CheckpointWriteError(f"The checkpoint of step {step} could not be written: {error}.") from error
         return Part(id, 0, step, time.time(), tuple(map(record_of, files)), score, is_alone=True)
 

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline import frameworks
 from paceline.workers.edits import user_files
@@ -43,9 +43,9 @@ def main(fd: int, driver_pid: int, preload: list[str]) -> None:
     try:
         driver = os.pidfd_open(driver_pid)
     except ProcessLookupError:
-        os._exit(0)
+        _leave(control)
     if os.getppid() != driver_pid:
-        os._exit(0)
+        _leave(control)
     adopt_orphans()
     with _watched(driver, control):
         _import(control, preload)
@@ -53,6 +53,17 @@ def main(fd: int, driver_pid: int, preload: list[str]) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         brood.serve()
     brood.end()
+    _leave(control)
+
+
+def _leave(control: socket.socket) -> NoReturn:
+    """The driver is gone. What it had asked for and nobody has taken yet names folders that nobody else removes."""
+    control.setblocking(False)
+    with contextlib.suppress(OSError):
+        while packet := socket.recv_fds(control, _MESSAGE_BYTES, 2)[0]:
+            _, verb, *args = pickle.loads(packet)
+            if verb == "fork":
+                shutil.rmtree(args[1], ignore_errors=True)
     os._exit(0)
 
 
@@ -73,7 +84,7 @@ def _watched(driver: int, control: socket.socket) -> Any:
         poller.register(control, 0)  # the other end is closed
         poller.register(done, 0)
         if done not in dict(poller.poll()):
-            os._exit(0)
+            _leave(control)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
