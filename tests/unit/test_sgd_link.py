@@ -7,7 +7,7 @@ import pytest
 
 from paceline.backends.base import BackendConfig
 from paceline.sgd.link import BUSY_S, Link, LostError
-from paceline.sgd.serving import TOPIC, Done
+from paceline.sgd.serving import DONE, TOPIC
 from paceline.sgd.side import Spec
 from paceline.workers.base import Asked, Died
 
@@ -34,7 +34,7 @@ class TwoWorkers:
             self._ask(question.rank)
 
     def _ask(self, rank):
-        self._due.append((self.now + self.busy_s, Asked(rank, 1, TOPIC, Done(rank))))
+        self._due.append((self.now + self.busy_s, Asked(rank, 1, TOPIC, (DONE, rank))))
 
     def poll(self, timeout_s, deliver):
         self.now += timeout_s
