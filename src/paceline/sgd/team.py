@@ -44,7 +44,10 @@ class Team:
         self._strategy_class: Any = registry.find("sgd_strategy", options.strategy)
         self._backend = self._backend_of_strategy()
         size = Size(options.num_workers, options.num_workers)
-        self._crew = Crew(engine, self._backend, size, resources, options.max_retries)
+        preload = self._backend.preload
+        if preload.to_join:  # torch: ours use numpy, as it does. Else a worker has it only if its model does
+            preload = preload.plus(*registry.SGD_WORKER_MODULES)
+        self._crew = Crew(engine, self._backend, size, resources, options.max_retries, preload)
         kind = InlineLink if engine.name == "inline" else Link
         self.link = kind(self._crew, self._backend, options.hang_timeout_s)
         self.link.on_hang, self.link.on_sent = self._keep_stacks, self._hear
@@ -56,7 +59,7 @@ class Team:
         """Whether workers are asked whether they can."""
         self.step_number = 0
         self._positions: list[Any] = []
-        engine.warm(self._backend.preload)
+        engine.warm(preload)
 
     def open(self, logdir: Path) -> None:
         """A run folder, workers, and replicas that begin with the weights of the first of them."""
