@@ -54,7 +54,12 @@ KINDS = {
     "search": {"tune": "paceline.search:tune_trainable"},
 }
 
-WORKER_MODULES = ("paceline.workers.worker_process", "paceline.session", "paceline.checkpoints.saver")
+WORKER_MODULES = (
+    "paceline.workers.worker_process",
+    "paceline.session",
+    "paceline.checkpoints.saver",
+    "paceline.checkpoints.storage.local",
+)
 """What every worker uses of Paceline: good to have imported before it is forked."""
 
 LAUNCH_WORKER_MODULES = ("paceline.launch.as_main",)
@@ -72,6 +77,15 @@ TORCH_WORKER_MODULES = (
     "paceline.prepare.model",
 )
 """What a worker that trains with torch is likely to use besides."""
+
+SGD_WORKER_MODULES = (
+    "paceline.sgd.serving",
+    "paceline.sgd.model_calls",
+    "paceline.sgd.shelf",
+    "paceline.sgd.torch_allreduce",
+    *(place.partition(":")[0] for place in KINDS["replica"].values()),
+)
+"""What a worker of DistributedSGD uses besides, if it has torch."""
 
 TENSORFLOW_IMPORT = "paceline.backends.tensorflow_import"
 """By which a worker imports TensorFlow."""

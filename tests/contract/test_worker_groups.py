@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from contextlib import ExitStack, closing, suppress
 
 import pytest
@@ -23,6 +24,7 @@ from paceline.workers.base import (
     Sent,
     Size,
 )
+from paceline.workers.reports import pack
 
 ON_PROCESSES = sorted(set(registry.names("engine")) - {"inline"})
 
@@ -370,6 +372,54 @@ def test_function_sees_the_drivers_working_directory_path_and_environment(proces
         assert cwd == os.getcwd()
         assert path[: len(sys.path)] == sys.path
         assert ranks == [str(rank), "2"]
+
+
+def test_reports_come_before_the_question_that_follows_them(process_group):
+    """Also when questions come so quickly that reports alone would not be looked at yet."""
+
+    def report_and_ask(wire):
+        for number in range(20):
+            wire.report(pack({"number": number}, 0.0, 0.0, number))
+            wire.ask("next", number)
+
+    events = []
+
+    def take(event):
+        events.append(event)
+        if isinstance(event, Asked):
+            process_group.answer(event, None)
+
+    ranks = range(len(process_group.infos))
+    process_group.submit(dict.fromkeys(ranks, Call(report_and_ask)))
+    while len(of(Returned, events)) < len(ranks):
+        process_group.poll(0.1, take)
+    for rank in ranks:
+        mine = [event for event in events if isinstance(event, Asked | Sent) and event.rank == rank]
+        told = [event.value if isinstance(event, Asked) else event.value["number"] for event in mine]
+        assert told == [number for number in range(20) for _ in range(2)]
+        assert [type(event) for event in mine] == [Sent, Asked] * 20
+
+
+def test_who_dies_while_its_question_is_open_is_noticed(process_group):
+    """Though others go on, and the question is not answered."""
+
+    def ask_or_go_on(wire):
+        if wire.place.world_rank == 1:
+            wire.ask("for ever", os.getpid())
+        while not wire.stopping:
+            time.sleep(0.01)
+
+    events = []
+    process_group.submit(dict.fromkeys(range(2), Call(ask_or_go_on)))
+    while not of(Asked, events):
+        process_group.poll(0.1, events.append)
+    os.kill(of(Asked, events)[0].value, signal.SIGKILL)
+    while not of(Died, events):
+        process_group.poll(0.1, events.append)
+    assert [event.rank for event in of(Died, events)] == [1]
+    process_group.request_stop()
+    while not of(Returned, events):
+        process_group.poll(0.1, events.append)
 
 
 def test_a_question_is_answered(group):

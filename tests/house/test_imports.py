@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline import registry
 
 SRC = Path(paceline.__file__).parent
 
@@ -127,6 +128,15 @@ def test_no_import_is_hidden_in_a_string():
         constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
         hidden = [text for text in constants if isinstance(text, str) and text.partition(":")[0] in parts]
         assert not hidden or name_of(path) in ("registry", "__init__"), f"{name_of(path)}: {hidden}"
+
+
+def test_modules_of_ours_that_workers_have_beforehand_are_there():
+    """What cannot be imported beforehand is left to the worker, and nobody would notice."""
+    lists = [value for name, value in vars(registry).items() if name.endswith("WORKER_MODULES")]
+    ours = {module for modules in lists for module in modules if module.startswith("paceline.")}
+    there = {f"paceline.{name_of(path).removesuffix('/__init__').replace('/', '.')}" for path in modules()}
+    assert "paceline.sgd.serving" in ours
+    assert ours <= there
 
 
 def test_third_parties_stay_in_their_modules():

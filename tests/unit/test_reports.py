@@ -66,6 +66,20 @@ def test_torn_report_at_the_end_never_shows(pipe):
     assert list(reader.bodies()) == []
 
 
+def test_end_of_the_stream_shows_after_the_last_report():
+    end, start = os.pipe()
+    os.set_blocking(end, False)
+    try:
+        reader = FrameReader(end)
+        write_frame(start, packed({"n": 1}))
+    finally:
+        os.close(start)
+    assert [unpack(body)["n"] for body in reader.bodies()] == [1]
+    assert reader.bodies() == []
+    assert reader.closed
+    os.close(end)
+
+
 def test_session_stamps_what_is_reported():
     import paceline
 

@@ -11,7 +11,7 @@ from paceline.backends.base import BackendConfig
 from paceline.errors import WorkersLostError
 from paceline.sgd.link import BUSY_S, Link, LostError
 from paceline.sgd.models import NumpyModel
-from paceline.sgd.serving import SIDE, TOPIC, Done, serve
+from paceline.sgd.serving import DONE, SIDE, TOPIC, serve
 from paceline.sgd.side import Spec
 from paceline.testing import RecordingWire
 from paceline.workers.base import Asked, Died, Place
@@ -39,7 +39,7 @@ class TwoWorkers:
             self._ask(question.rank)
 
     def _ask(self, rank):
-        self._due.append((self.now + self.busy_s, Asked(rank, 1, TOPIC, Done(rank))))
+        self._due.append((self.now + self.busy_s, Asked(rank, 1, TOPIC, (DONE, rank))))
 
     def poll(self, timeout_s, deliver):
         self.now += timeout_s

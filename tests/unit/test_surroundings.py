@@ -134,6 +134,26 @@ def test_packages_of_another_environment_are_not_the_users(folder, tmp_path):
     assert not is_installed(str(tmp_path / "lib" / "package.py"))
 
 
+def test_files_that_the_nursery_has_imported_are_told_without_looking_at_its_modules_again(module):
+    class Touched:
+        """A module as the nursery has many: a worker that touches them all has to copy their memory."""
+
+        @property
+        def __file__(self):
+            raise AssertionError("it was looked at again")
+
+    files = UserFiles()
+    files.remember()
+    sys.modules["module_of_mine"] = Touched()
+    assert str(module) in files.news()
+    (module.parent / "another_of_mine.py").touch()
+    try:
+        __import__("another_of_mine")
+        assert files.news() == [str(module.parent / "another_of_mine.py")]
+    finally:
+        sys.modules.pop("another_of_mine", None)
+
+
 def test_module_that_was_edited_after_the_fork_is_imported_again(module):
     files = UserFiles()
     files.remember()

@@ -23,6 +23,7 @@ from paceline.workers.base import (
     Died,
     Engine,
     Event,
+    Preload,
     Printed,
     Raised,
     Resources,
@@ -49,8 +50,18 @@ class Setup:
 
 
 class Crew:
-    def __init__(self, engine: Engine, backend: BackendConfig, size: Size, resources: Resources, max_retries: int = 0):
+    def __init__(
+        self,
+        engine: Engine,
+        backend: BackendConfig,
+        size: Size,
+        resources: Resources,
+        max_retries: int = 0,
+        preload: Preload | None = None,
+    ):
+        """`preload` is that of the backend, if none is given."""
         self._engine, self._backend, self._max_retries = engine, backend, max_retries
+        self._preload = backend.preload if preload is None else preload
         self.size, self.resources = size, replace(resources, sees_all_gpus=backend.sees_all_gpus)
         self._setup = Setup()
         self._group: WorkerGroup | None = None
@@ -124,7 +135,7 @@ class Crew:
             return group
         self._backend.check()
         if group is None:
-            group = self._group = self._engine.group(self.size, self.resources, self._backend.preload)
+            group = self._group = self._engine.group(self.size, self.resources, self._preload)
             self._owner_pid = os.getpid()
         elif not self._is_released:
             self.release()

@@ -21,7 +21,7 @@ from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.framing import FrameReader, send_patiently
 from paceline.workers.outcome import Error
-from paceline.workers.questions import Questions, settle
+from paceline.workers.questions import Questions
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +211,12 @@ class LinkWire:
 
 def _settle(future: "Future[Any] | None", value: Any) -> None:
     with contextlib.suppress(Exception):  # it is settled already
-        if future is not None:
-            settle(future, value)
+        if future is None:
+            return
+        if isinstance(value, BaseException):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
 
 
 def _connect(find: Callable[[float], Address], place: Place, timeout_s: float) -> socket.socket:

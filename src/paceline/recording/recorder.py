@@ -169,6 +169,10 @@ class Recorder:
         if step is not None:
             self._deliver(step)
 
+    def take_step(self, reports: list[Report]) -> None:
+        """Of all ranks at once, in their order, from who knows them all: nothing is left to be paired."""
+        self._deliver([*reports])
+
     def end(self, rank: int) -> None:
         """The rank's function has returned."""
         for step in self._gather.end(rank):

@@ -6,7 +6,7 @@ is missing.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,22 @@ from paceline.control.outcome import as_exception
 from paceline.errors import ArgumentError, WorkersLostError
 from paceline.rank_session import Session, Task
 from paceline.session import within
-from paceline.sgd.serving import SIDE, TOPIC, Done, Failed, serve, set_up
+from paceline.sgd.serving import DONE, FAILED, PACKED, SIDE, TOPIC, Reply, serve, set_up
 from paceline.sgd.side import Spec
 from paceline.workers import outcome
-from paceline.workers.base import Asked, Call, Died, Event, Printed, Raised, Returned, Sent, Wire, WorkerInfo
+from paceline.workers.base import (
+    Asked,
+    Call,
+    Died,
+    Event,
+    Printed,
+    Raised,
+    Returned,
+    Sent,
+    Wire,
+    WorkerGroup,
+    WorkerInfo,
+)
 
 POLL_S = 0.1
 
@@ -62,6 +74,8 @@ class Link:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._crew, self._backend, self._hang_timeout_s, self._clock = crew, backend, hang_timeout_s, clock
+        self.num_workers = 1
+        """Of the last `open`."""
         self._longest_s = self._making_s = 0.0
         """That all workers have taken for a command of ours, and to make their models."""
         self._patience_s: float | None = None
@@ -73,26 +87,23 @@ class Link:
         self.on_lost: Callable[[], None] = lambda: None
         """Called before others are waited for when a worker is lost: what they wait for may never come."""
         self._questions: dict[int, Asked] = {}
-        self._replies: dict[int, Any] = {}
+        self._replies: dict[int, Reply] = {}
         self._lost: dict[int, str] = {}
         self._told: set[int] = set()
         """Which of these were told of."""
         self.is_torn = False
         """Whether a worker owes an answer that nobody waits for any more, or workers could not be replaced."""
 
-    @property
-    def num_workers(self) -> int:
-        return self._crew.world_size
-
     def open(self, task_of: TaskOf, spec: Spec) -> list[Any]:
         """Have workers, with their replicas made; returns the layouts of those, by worker. `task_of` gets the
         workers: what they do, and where their logs are."""
         group = self._crew.get_ready()
+        self.num_workers = self._crew.world_size
         task, logs = task_of(group.infos)
         self._questions, self._replies, self._lost, self._told, self.is_torn = {}, {}, {}, set(), False
         call, begin = Call(serve, (task, spec), label="the model_creator"), self._clock()
         group.submit(dict.fromkeys(range(self.num_workers), call), logs)
-        layouts = self._values(range(self.num_workers))
+        layouts = self._values(group, range(self.num_workers))
         self._making_s = max(self._making_s, self._clock() - begin)
         return layouts
 
@@ -132,7 +143,7 @@ class Link:
         begin = self._clock()
         for rank, command in commands.items():
             group.answer(self._questions.pop(rank), command)
-        values = self._values(commands)
+        values = self._values(group, commands)
         if not any(verb == "call" for verb, _ in commands.values()):
             self._longest_s = max(self._longest_s, self._clock() - begin)
         return values
@@ -163,41 +174,38 @@ class Link:
         self._crew.release()
         self._crew.output.flush()
 
-    def _values(self, ranks: Any) -> list[Any]:
+    def _values(self, group: WorkerGroup, ranks: Collection[int]) -> list[Any]:
         """Of those that were asked, in their order."""
-        ranks = list(ranks)
-        self._await(ranks)
+        self._await(group, ranks)
         if failed := self._failed():
             own = [error for error in failed if not self._backend.is_broken_collective(error)]
             raise as_exception((own or failed)[0], failed)
         return [self._unpacked(rank, self._replies[rank]) for rank in ranks]
 
-    def _unpacked(self, rank: int, reply: Done) -> Any:
-        if reply.packed is None:
-            return reply.value
-        event = outcome.returned(rank, reply.packed)
+    def _unpacked(self, rank: int, reply: Reply) -> Any:
+        kind, value = reply
+        if kind != PACKED:
+            return value
+        event = outcome.returned(rank, value)
         if isinstance(event, Raised):
             raise as_exception(event)
         return event.value
 
-    def _await(self, ranks: list[int]) -> None:
-        group, patience_s = self._crew.group, self._patience_s
-        assert group is not None
-        deadline = None if patience_s is None else self._clock() + patience_s
+    def _await(self, group: WorkerGroup, ranks: Collection[int]) -> None:
+        deadline = None if self._patience_s is None else self._clock() + self._patience_s
         while len(self._replies) < len(ranks):
             group.poll(POLL_S, self._take)
             self._raise_if_lost()
-            if any(isinstance(reply, Failed) for reply in self._replies.values()):
-                self._await_rest(ranks)
+            if any(kind == FAILED for kind, _ in self._replies.values()):
+                self._await_rest(group, ranks)
                 return
             if deadline is not None and self._clock() > deadline:
                 self._hang(ranks)
 
-    def _await_rest(self, ranks: list[int]) -> None:
+    def _await_rest(self, group: WorkerGroup, ranks: Collection[int]) -> None:
         """One has raised. The others may wait for it in a collective; or what it has raised is the echo of an end that
         is not known yet."""
-        group, begin = self._crew.group, self._clock()
-        assert group is not None
+        begin = self._clock()
         while self._clock() < begin + (PATIENCE_S if self._all_own() else SETTLE_S):
             if len(self._replies) == len(ranks) and self._all_own():
                 return
@@ -214,7 +222,7 @@ class Link:
         return any(not self._backend.is_broken_collective(error) for error in self._failed())
 
     def _failed(self) -> list[Raised]:
-        return [outcome.raised(rank, one.error) for rank, one in self._replies.items() if isinstance(one, Failed)]
+        return [outcome.raised(rank, value) for rank, (kind, value) in self._replies.items() if kind == FAILED]
 
     def _settle(self) -> None:
         """A worker is lost: wait for others to come to rest, and raise. One that is at rest is enough, since all have
@@ -231,11 +239,11 @@ class Link:
         reasons = [f"rank {rank} {reason}" for rank, reason in sorted(self._lost.items())]
         if not self._questions:
             reasons += [f"rank {rank} did not come to the end of its step" for rank in silent]
-        values = [reply.value for reply in self._replies.values() if isinstance(reply, Done)]
+        values = [value for kind, value in self._replies.values() if kind == DONE]
         told = "; ".join(reasons) or "a worker does not answer any more"
         raise LostError(told, tuple(sorted(self._questions)), values)
 
-    def _hang(self, ranks: list[int]) -> None:
+    def _hang(self, ranks: Collection[int]) -> None:
         silent = ", ".join(str(rank) for rank in ranks if rank not in self._replies)
         is_users = self._patience_s == self._hang_timeout_s
         limit = f"hang_timeout_s={self._hang_timeout_s:g}" if is_users else f"{self._patience_s:g} s"
@@ -253,7 +261,7 @@ class Link:
                 self._lost[rank] = reason
             case Raised(rank):  # the serving itself, which is ours
                 self.is_torn = True
-                self._replies[rank] = Failed((event.type_name, event.message, event.traceback, None))
+                self._replies[rank] = FAILED, (event.type_name, event.message, event.traceback, None)
             case Returned():
                 pass
             case Printed(rank, text):

@@ -60,9 +60,10 @@ class RunRecord:
         stamps = {"_timestamp": int(time.time()), "_time_this_iter_s": result.timings["step"]}
         self._last = {"loss": float(result), **result.metrics}
         common = {**self._last, **stamps, "_training_iteration": result.step}
-        for rank in range(self._world_size):
-            own = {"worker_loss": worker_losses[rank]} if rank in worker_losses else {}
-            self._recorder.take_report(rank, {**common, **own})
+        reports = [dict(common) for _ in range(self._world_size)]
+        for rank, loss in worker_losses.items():
+            reports[rank]["worker_loss"] = loss
+        self._recorder.take_step(reports)
 
     def restart(self, reason: str, step: int) -> None:
         self._recorder.settle()

@@ -5,14 +5,14 @@ rank; that takes longer than an empty step may.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.rank_session import Task
 from paceline.session import ending_forks, open_session
-from paceline.sgd.side import Side, Spec
+from paceline.sgd.side import Contribution, Side, Spec
 from paceline.workers import parcel
 from paceline.workers.base import Wire
-from paceline.workers.outcome import Error, describe_error, pack_value
+from paceline.workers.outcome import describe_error, pack_value
 
 TOPIC = "sgd"
 """A worker asks for what to do next, and tells with it what came of the last thing."""
@@ -21,15 +21,12 @@ SIDE = "sgd"
 """Where a worker has its side of it, in `wire.shared`."""
 
 
-class Done(NamedTuple):
-    """What came of a command. `packed` if the value is a user's."""
+Reply = tuple[str, Any]
+"""What came of a command, and its value. A plain tuple, as is all that travels with every step: to pack and unpack a
+class of our own takes several times as long."""
 
-    value: Any = None
-    packed: bytes | None = None
-
-
-class Failed(NamedTuple):
-    error: Error
+DONE, PACKED, FAILED = "done", "packed", "failed"
+"""With what the side has returned; what a user's function has, packed; or the error, as `outcome.raised` takes it."""
 
 
 def serve(wire: Wire, task: Task, spec: Spec) -> None:
@@ -37,7 +34,7 @@ def serve(wire: Wire, task: Task, spec: Spec) -> None:
     the next group, and collectives that its side has begun would keep the connections of the former one open."""
     with open_session(wire, task), ending_forks():
         try:
-            reply = _tried(lambda: Done(set_up(wire, spec)))
+            reply = _tried(lambda: (DONE, set_up(wire, spec)))
             while (command := wire.ask(TOPIC, reply)) is not None:
                 del reply  # gradients, maybe
                 reply = _tried(_performed, wire, *command)
@@ -50,19 +47,20 @@ def set_up(wire: Wire, spec: Spec) -> Any:
     return side.layouts
 
 
-def _performed(wire: Wire, verb: str, args: tuple[Any, ...]) -> Done:
+def _performed(wire: Wire, verb: str, args: tuple[Any, ...]) -> Reply:
     """A verb of the side; or a call, packed by the driver, `fn(wire, *args)`."""
     if verb == "call":
         fn, arguments = parcel.loads(args[0])
-        return Done(packed=pack_value(fn(wire, *arguments)))
-    return Done(getattr(wire.shared[SIDE], verb)(*args))
+        return PACKED, pack_value(fn(wire, *arguments))
+    value = getattr(wire.shared[SIDE], verb)(*args)
+    return DONE, tuple(value) if isinstance(value, Contribution) else value
 
 
-def _tried(fn: Callable[..., Done], *args: Any) -> Done | Failed:
+def _tried(fn: Callable[..., Reply], *args: Any) -> Reply:
     """What the driver has to know in any case. No BaseException of an engine's, which ends this call."""
     try:
         return fn(*args)
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("paceline.workers."):
             raise
-        return Failed(describe_error(error))
+        return FAILED, describe_error(error)

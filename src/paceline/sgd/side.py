@@ -42,7 +42,7 @@ class Spec:
 
 
 class Contribution(NamedTuple):
-    """One worker's part of a step. A tuple, since it travels with every step, and is half as large as a dataclass."""
+    """One worker's part of a step. It travels as a plain tuple: see `serving.Reply`."""
 
     losses: list[float]
     metrics: list[dict[str, Any]]

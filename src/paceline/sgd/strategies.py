@@ -56,7 +56,7 @@ class Simple:
         if link.num_workers == 1:
             return step_alone(link)
         times = [time.perf_counter()]
-        parts: list[Contribution] = link.ask("compute", self._buffers is None)
+        parts = parts_of(link.ask("compute", self._buffers is None))
         times.append(time.perf_counter())
         with standing(parts):
             mean = self._mean(parts)
@@ -90,7 +90,7 @@ class ParameterServers:
         if link.num_workers == 1:
             return step_alone(link)
         times = [time.perf_counter()]
-        parts: list[Contribution] = link.ask("compute" if self._is_shared else "compute_shards")
+        parts = parts_of(link.ask("compute" if self._is_shared else "compute_shards"))
         used = union([part.used for part in parts])
         times.append(time.perf_counter())
         with standing(parts):
@@ -121,12 +121,17 @@ class AllReduce:
             return step_alone(link)
         start = time.perf_counter()
         try:
-            parts: list[Contribution] = link.ask("step_in_group")
+            parts = parts_of(link.ask("step_in_group"))
         except LostError as lost:
-            lost.contributions = [value for value in lost.values if isinstance(value, Contribution)]
+            lost.contributions = parts_of(lost.values)
             raise
         whole = time.perf_counter() - start
         return Made(parts, _timings(parts, whole))
+
+
+def parts_of(values: Sequence[Any]) -> list[Contribution]:
+    """As they came: see `serving.Reply`."""
+    return [Contribution._make(value) for value in values]
 
 
 def _timings(parts: Sequence[Contribution], whole: float) -> dict[str, Any]:
@@ -146,7 +151,7 @@ def _timings(parts: Sequence[Contribution], whole: float) -> dict[str, Any]:
 def step_alone(link: Link) -> Made:
     """Nobody to exchange anything with."""
     start = time.perf_counter()
-    parts: list[Contribution] = link.ask("step_alone")
+    parts = parts_of(link.ask("step_alone"))
     timings = _timings(parts, time.perf_counter() - start)
     del timings["grad_reduce"]
     return Made(parts, timings)

@@ -45,7 +45,10 @@ class Team:
         self._strategy_class: Any = registry.find("sgd_strategy", options.strategy)
         self._backend = self._backend_of_strategy()
         size = Size(options.num_workers, options.num_workers)
-        self._crew = Crew(engine, self._backend, size, resources, options.max_retries)
+        preload = self._backend.preload
+        if preload.to_join:  # torch: ours use numpy, as it does. Else a worker has it only if its model does
+            preload = preload.plus(*registry.SGD_WORKER_MODULES)
+        self._crew = Crew(engine, self._backend, size, resources, options.max_retries, preload)
         kind = InlineLink if engine.name == "inline" else Link
         self.link = kind(self._crew, self._backend, options.hang_timeout_s)
         self.link.on_hang, self.link.on_sent, self.link.on_lost = self._keep_stacks, self._hear, self._end_streams
@@ -61,7 +64,7 @@ class Team:
         """Ranks whose positions are those from before the last step, though they had read for it."""
         self.is_asking = False
         """Whether the workers are in the middle of something: nobody may ask them anything else."""
-        engine.warm(self._backend.preload)
+        engine.warm(preload)
 
     def open(self, logdir: Path) -> None:
         """A run folder, workers, and replicas that begin with the weights of the first of them."""

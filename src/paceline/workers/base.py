@@ -91,6 +91,9 @@ class Preload:
     to_join: tuple[str, ...] = ()
     to_train: tuple[str, ...] = ()
 
+    def plus(self, *to_train: str) -> Preload:
+        return Preload(self.to_join, (*self.to_train, *to_train))
+
 
 @dataclass(frozen=True)
 class Sent:

@@ -6,7 +6,7 @@ What is installed is not looked at: only source files outside of Python's own fo
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from paceline.workers.installed import is_installed
 
@@ -18,25 +18,32 @@ class UserFiles:
         self._num_modules = 0
         self._told: set[str] = set()
         self._modified: dict[str, int] = {}
+        self._remembered: set[str] = set()
+        """Modules that the nursery has looked at. A worker that touches all of them, some thousands, copies their
+        pages: that takes longer than to join a group."""
 
     def news(self) -> list[str]:
         """Those that were not told yet. Cheap when nothing was imported."""
         if len(sys.modules) == self._num_modules:
             return []
         self._num_modules = len(sys.modules)
-        news = sorted(set(_user_modules().values()) - self._told)
+        found = {*self._modified, *_user_modules(self._remembered).values()}
+        news = sorted(found - self._told)
         self._told.update(news)
         return news
 
     def remember(self) -> None:
         """In the nursery, when its imports are done: how these files are now."""
         self._modified = {file: modified for file in _user_modules().values() if (modified := _modified(file))}
+        self._remembered = set(sys.modules)
 
     def forget_edited(self) -> None:
         """In a worker just forked: if one of them is different now, import all of them again when they are needed."""
         if any(_modified(file) != modified for file, modified in self._modified.items()):
             for name in _user_modules():
                 del sys.modules[name]
+                self._remembered.discard(name)
+            self._modified.clear()
 
 
 user_files = UserFiles()
@@ -63,9 +70,10 @@ class Edits:
         self._modified.clear()
 
 
-def _user_modules() -> dict[str, str]:
+def _user_modules(but: Container[str] = ()) -> dict[str, str]:
     """The files of this process's modules that are the user's own, by the name of the module."""
-    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    names = [name for name in list(sys.modules) if name not in but]
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     return {name: file for name, file in files.items() if isinstance(file, str) and _is_users(name, file)}
 
 

@@ -6,7 +6,6 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
@@ -73,22 +72,25 @@ class FrameReader:
         self._data = bytearray()
         self.closed = False
 
-    def bodies(self) -> Iterator[bytearray]:
+    def bodies(self) -> list[bytearray]:
         self._fill()
-        start, end = 0, len(self._data)
+        found, start, end = [], 0, len(self._data)
         while end - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._data, start)
             if end - start - _LENGTH.size < size:
                 break
             start += _LENGTH.size + size
-            yield self._data[start - size : start]
-        del self._data[:start]
+            found.append(self._data[start - size : start])
+        if start:
+            del self._data[:start]
+        return found
 
     def _fill(self) -> None:
         """Take what is there; sets `closed` at the end of the stream."""
         for number in range(_MOST_CHUNKS):  # a flood must not keep the caller here for ever
+            size = _CHUNK_BYTES if number > 1 else _FIRST_BYTES
             try:
-                chunk = os.read(self._fd, _CHUNK_BYTES if number > 1 else _FIRST_BYTES)
+                chunk = os.read(self._fd, size)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
@@ -97,3 +99,5 @@ class FrameReader:
                 self.closed = True
                 return
             self._data += chunk
+            if len(chunk) < size:  # there was no more: the end of the stream shows when it is read next
+                return

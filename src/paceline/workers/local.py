@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import os
 import pickle
-import selectors
+import select
 import shutil
 import signal
 import socket
@@ -105,7 +105,9 @@ class LocalGroup:
         self._resources = resources
         self._preload = preload
         self._workers: list[_Worker] = []
-        self._selector: selectors.BaseSelector | None = None
+        self._poller: select.epoll | None = None
+        self._look_at = 0.0
+        """When reports and output are due, whoever has something else to say."""
         self._scratch: Path | None = None
         self.infos: Sequence[WorkerInfo] = ()
 
@@ -124,10 +126,10 @@ class LocalGroup:
                 WorkerInfo(worker.place, worker.pid, socket.gethostname(), share.ids if share else ())
                 for worker, share in zip(self._workers, shares, strict=True)
             ]
-            self._selector = selectors.DefaultSelector()
+            self._poller = select.epoll()
             for worker in self._workers:
-                self._selector.register(worker.line.sock, selectors.EVENT_READ)
-                self._selector.register(worker.pidfd, selectors.EVENT_READ)
+                self._poller.register(worker.line.sock, select.EPOLLIN)
+                self._poller.register(worker.pidfd, select.EPOLLIN)
         except BaseException:
             self.close()
             raise
@@ -138,19 +140,24 @@ class LocalGroup:
             self._workers[rank].begin(payload, logs[rank] if logs else None)
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
-        """Reports wait in their pipes until the next poll: waking up for each would cost the trainers their cores."""
-        assert self._selector is not None, "poll before start"
-        ready = {key.fd for key, _ in self._selector.select(min(timeout_s, BATCH_S))}
+        """Reports wait in their pipes until the next poll: waking up for each would cost the trainers their cores. And
+        who has sent no message is looked at no more often than that: with quick questions and answers, it would take
+        as long as these."""
+        assert self._poller is not None, "poll before start"
+        ready = {fd for fd, _ in self._poller.poll(min(timeout_s, BATCH_S))}
+        is_due = not ready or time.monotonic() >= self._look_at
         for worker in self._workers:
-            is_gone = worker.pidfd in ready
-            for event in worker.events(is_gone):
-                deliver(event)
-            if is_gone:
-                self._selector.unregister(worker.pidfd)
-            if worker.line.messages.closed and worker.line.sock.fileno() in ready:
-                self._selector.unregister(worker.line.sock)
-            for text in worker.printed():
-                deliver(Printed(worker.rank, text))
+            if is_due or worker.pidfd in ready or worker.line.fd in ready:
+                for event in worker.events(is_gone := worker.pidfd in ready, is_due):
+                    deliver(event)
+                if is_gone:
+                    self._poller.unregister(worker.pidfd)
+                if worker.line.messages.closed and worker.line.fd in ready:
+                    self._poller.unregister(worker.line.fd)
+                for text in worker.printed(is_due):
+                    deliver(Printed(worker.rank, text))
+        if is_due:
+            self._look_at = time.monotonic() + BATCH_S
 
     def answer(self, question: Asked, value: Any) -> None:
         if question.rank < len(self._workers):  # else the group has been ended since
@@ -201,9 +208,9 @@ class LocalGroup:
             if self._scratch is not None:
                 stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
                 self._scratch = None
-            if self._selector is not None:
-                stack.callback(self._selector.close)
-                self._selector = None
+            if self._poller is not None:
+                stack.callback(self._poller.close)
+                self._poller = None
             for worker in reversed(workers):
                 stack.callback(worker.end, deadline)
 
@@ -254,7 +261,8 @@ class _Line:
             fcntl.fcntl(self.report_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.sock.setblocking(False)
         os.set_blocking(self.report_fd, False)
-        self.messages = FrameReader(self.sock.fileno())
+        self.fd = self.sock.fileno()
+        self.messages = FrameReader(self.fd)
         self._reports = FrameReader(self.report_fd)
 
     def reports(self) -> list[Report]:
@@ -338,12 +346,14 @@ class _Worker:
         with contextlib.suppress(OSError):  # a dead worker is reported by poll
             send_patiently(self.line.sock, message, _TELL_S)
 
-    def events(self, is_gone: bool) -> list[Event]:
+    def events(self, is_gone: bool, is_due: bool = True) -> list[Event]:
         """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
-        death of the process comes after everything it sent."""
+        death of the process comes after everything it sent. Without messages, they are looked for when they are due."""
         messages = [pickle.loads(body) for body in self.line.messages.bodies()]
-        events: list[Event] = [Sent(self.rank, "report", report) for report in self.line.reports()]
-        events.extend(self._event(kind, value) for kind, value in messages)
+        events: list[Event] = []
+        if is_due or is_gone or any(has_reported for _, _, has_reported in messages):
+            events += [Sent(self.rank, "report", report) for report in self.line.reports()]
+        events += [self._event(kind, value) for kind, value, _ in messages]
         if is_gone:
             events.append(Died(self.rank, how_it_ended(self._status())))
         return events
@@ -361,7 +371,10 @@ class _Worker:
             return Preempted(self.rank, value)
         return Sent(self.rank, kind, value)
 
-    def printed(self) -> Iterator[str]:
+    def printed(self, is_due: bool = True) -> Iterator[str]:
+        """If it is not due, then that of a call which is over: who has its answer does not look for more."""
+        if self._busy and self.alive and not is_due:
+            return
         if self._old_log is not None:
             yield from self._old_log.texts()
             self._old_log.close()
@@ -403,9 +416,9 @@ class _Worker:
 
     def wait(self, timeout_s: float) -> bool:
         """Until the process has ended; says whether it has."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.pidfd, selectors.EVENT_READ)
-            return bool(selector.select(timeout_s))
+        poller = select.poll()  # no select: a process may have more files than that knows
+        poller.register(self.pidfd, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
 
     def _status(self) -> int | None:
         self._is_over = True

@@ -37,6 +37,8 @@ from paceline.workers.reports import unpack
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
 _DRAIN_LOOK_S = 1.0
+_ANSWER_S = 0.05
+"""Within which an answer is soon. Until then, nobody looks whether who has asked lives."""
 _PORTION = 10_000
 """How much of a backlog is delivered before the driver gets to do something with it."""
 
@@ -123,7 +125,7 @@ class RayGroup:
     def answer(self, question: Asked, value: Any) -> None:
         for actor in self._roster.seated():
             if actor.rank == question.rank:
-                actor.handle.answer.remote(question.number, value)
+                actor.answer(question.number, value)
 
     def can_grow(self) -> bool:
         return self._roster.can_grow()
@@ -182,15 +184,12 @@ class RayGroup:
     def _collect(self, timeout_s: float) -> None:
         """Take what has arrived, waiting for the first of it. By turns from each worker: of a backlog, what belongs to
         one step then comes together, and need not be kept until the last worker's turn."""
-        actors = [actor for actor in self._roster.seated() if actor.is_alive]
-        for actor in actors:
-            actor.ask()
-        polls = {actor.poll: actor for actor in actors}
+        polls = self._open_polls()
         if not polls:
             return
-        ready, _ = ray.wait(list(polls), num_returns=1, timeout=timeout_s)
-        if ready:
-            ready, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0)
+        ready, rest = ray.wait(list(polls), num_returns=1, timeout=timeout_s)
+        if ready and rest:
+            ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         batches: list[list[_Arrived]] = []
         for ref in ready:
             actor = polls[ref]
@@ -201,10 +200,22 @@ class RayGroup:
                 actor.dismiss()  # one that is only out of reach would keep its resources
                 batches.append([Died(_rank(actor), _why(error))])
                 continue
-            actor.ask()
+            if any(kind == "asked" for kind, _ in messages):
+                actor.waits_until = time.monotonic() + _ANSWER_S
+            else:
+                actor.ask()
             batches.append([self._event(actor, kind, value) for kind, value in messages])
         for turn in itertools.zip_longest(*batches):
             self._waiting.extend(item for item in turn if item is not None)
+
+    def _open_polls(self) -> dict[Any, Actor]:
+        """Of all actors, but for those that are soon to be answered; of these too, if there are no others to wait
+        for."""
+        actors, now = [actor for actor in self._roster.seated() if actor.is_alive], time.monotonic()
+        others = [actor for actor in actors if actor.poll is not None or now >= actor.waits_until]
+        for actor in others or actors:
+            actor.ask()
+        return {actor.poll: actor for actor in others or actors}
 
     def _look_for_drains(self) -> None:
         """Once in a while, ask which nodes are about to be taken away; who stands there is told once."""

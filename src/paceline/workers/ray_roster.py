@@ -43,11 +43,20 @@ class Actor:
     is_busy: bool = False
     epoch: int = 0
     poll: Any = None
+    waits_until: float = 0.0
+    """It has a question, and has nothing else to say, most likely: the answer is the next poll, if it comes soon."""
 
     def ask(self) -> None:
         """Keep one poll open."""
         if self.poll is None:
             self.poll = self.handle.poll.remote(self.epoch, _POLL_WAIT_S)
+
+    def answer(self, number: int, value: Any) -> None:
+        """This is the next poll, too, if none is open."""
+        if self.poll is None:
+            self.poll = self.handle.answer_and_poll.remote(number, value, self.epoch, _POLL_WAIT_S)
+        else:
+            self.handle.answer.remote(number, value)
 
     def dismiss(self) -> None:
         self.is_alive = False

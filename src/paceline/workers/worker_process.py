@@ -77,6 +77,9 @@ class ProcessWire:
         self._report_fd = report_fd
         self._reports: deque[bytes] = deque()
         self._is_writing = False
+        self._num_reports = self._num_told = 0
+        """How many were made; and how many had been, when the driver was last told of any. No flag that is set and
+        cleared: a report may be made while a message is sent."""
         self._send_lock = threading.Lock()
 
     def report(self, packed: bytes) -> None:
@@ -88,12 +91,15 @@ class ProcessWire:
             write_frame(self._report_fd, packed)
         finally:
             self._is_writing = False
+            self._num_reports += 1
         while self._reports:
             self.report(self._reports.popleft())
 
     def send(self, kind: str, value: Any) -> None:
+        """With it goes whether the pipe has reports that were made before."""
         with self._send_lock:
-            send_message(self.sock, (kind, value))
+            num_told, self._num_told = self._num_told, self._num_reports
+            send_message(self.sock, (kind, value, num_told < self._num_told))
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
         return self.questions.ask(lambda number: self.send("asked", (number, topic, value)), timeout_s)
