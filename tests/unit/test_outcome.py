@@ -1,3 +1,4 @@
+import threading
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,6 +10,7 @@ from paceline.errors import ReportMismatchError, SaveMismatchError, TrainFunctio
 from paceline.recording.gather import Mismatch
 from paceline.recording.ledger import SaveMismatch
 from paceline.workers.base import Died, Raised
+from paceline.workers.outcome import pack_value
 
 BROKEN = Raised(0, "RuntimeError", "Connection closed by peer", "…", RuntimeError("Connection closed by peer"))
 OWN = Raised(1, "KeyError", "'lr'", "the worker's traceback", KeyError("lr"))
@@ -176,3 +178,10 @@ def test_preempted_after_the_last_step(leaving, outcome):
 
 def test_preempted_while_a_rank_is_not_done():
     assert isinstance(judge(Facts(values={0: "a"}, preempted={1: "got SIGTERM"})), Restart)
+
+
+def test_value_that_cannot_travel_is_not_called_what_we_have_put_it_into():
+    """A run packs what the function returned together with what it knows of the group."""
+    with pytest.raises(TrainFunctionError, match="What the function returned cannot be pickled") as caught:
+        pack_value((threading.Lock(), True))
+    assert "tuple" not in str(caught.value)

@@ -22,7 +22,7 @@ def pack_value(value: Any) -> bytes:
         return parcel.dumps(value)
     except Exception as error:
         raise TrainFunctionError(
-            f"The function returned a {type(value).__qualname__} that cannot be pickled for the trip to the driver"
+            "What the function returned cannot be pickled for the trip to the driver"
             f" ({type(error).__name__}: {error}). Return plain values, tensors or state dicts."
         ) from error
 
