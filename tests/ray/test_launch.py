@@ -2,7 +2,6 @@
 without."""
 
 import json
-import os
 import re
 import secrets
 import subprocess
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import paceline
+from paceline.data.prepared_cleaning import entries
 from paceline.experiment.new_project import make_project
 
 pytestmark = pytest.mark.timeout(600)  # a job starts several programs with torch, which takes long on a busy machine
@@ -24,6 +24,12 @@ while not paceline.should_stop():
     pass
 print("leaving", flush=True)
 """
+VALIDATING = """            with self.stage("val"):
+"""
+NOT_YET = """            is_mended = os.path.exists(os.environ["PACELINE_STORAGE"] + "/mended")
+            if (self.cfg.seed, epoch) == (2, 1) and not is_mended:
+                raise RuntimeError("not yet")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,8 @@ def launcher(cluster, tmp_path_factory):
     places = {name: folder / name for name in ("here", "elsewhere", "storage")}
     for place in places.values():
         place.mkdir()
-    make_project(folder / "digits")
+    code = make_project(folder / "digits") / "src/experiment.py"
+    code.write_text(f"import os\n{code.read_text().replace(VALIDATING, NOT_YET + VALIDATING)}")
     make_project(folder / "circles", "data_template")
     make_project(folder / "waits", "data_template")
     (folder / "waits/main.py").write_text(WAITING)
@@ -50,23 +57,35 @@ def launcher(cluster, tmp_path_factory):
     return run
 
 
-def test_experiment_is_launched_followed_and_found(launcher):
-    words = ["train", "launch", "num_epochs=1", "start_workers=1", "train.batch_size=500", *launcher.address]
-    followed = launcher(*words, "--follow")
-    assert "epoch 1/1" in followed.stdout
-    assert followed.stderr.endswith("digits/run_001: SUCCEEDED\n")
-    run = paceline.load_run(launcher.places["here"] / "digits/run_001")
-    assert run.request["engine"] == "ray"
-    assert run.config["datasets"]["train"]["batch_size"] == 500
+def test_sweep_is_launched_and_its_failed_run_goes_on_followed_and_is_found(launcher, wait_until):
+    words = ["num_epochs=2", "start_workers=1", "train.batch_size=500"]
+    told = launcher("train", "launch", "-m", "seed=1,2", *words, "--prepare-batches", "--json", *launcher.address)
+    assert len({json.loads(line)["job"] for line in told.stdout.splitlines()}) == 2
+    logdir = launcher.places["here"] / "digits"  # by which they are found however long it takes until they begin
+    ends = ["FAILED", "SUCCEEDED"]
+    wait_until(lambda: sorted(run.status.state for run in paceline.list_runs(logdir)) == ends, "their ends", 500)
+    badly, well = sorted(paceline.list_runs(logdir), key=lambda run: run.status.state)
+    assert "not yet" in badly.status.reason
+    assert [run.config["cfg"]["seed"] for run in (well, badly)] == [1, 2]
+    assert {run.request["engine"] for run in (well, badly)} == {"ray"}
+    assert [run.config["datasets"]["train"]["batch_size"] for run in (well, badly)] == [500, 500]
+    sweep = well.config["sweep"]
+    assert [run.request["parent"] for run in (well, badly)] == [{"sweep": sweep, "number": n, "of": 2} for n in (1, 2)]
+    assert len(entries(launcher.places["storage"] / ".prepared")) == 3  # of both together
 
-    [here] = json.loads(launcher("xp", "ls", "--name", "digits", "--json", *launcher.address).stdout)
-    assert (here["job"], here["metrics"]["loss1"]["last"] > 0) == (None, True)
-    [there] = json.loads(
-        launcher("xp", "ls", "--name", "digits", "--json", *launcher.address, results="elsewhere").stdout
-    )
-    assert (there["name"], there["state"]) == ("digits/run_001", "SUCCEEDED")
-    logs = launcher("xp", "logs", "dig", "1", results="elsewhere", RAY_ADDRESS=launcher.address[1])
-    assert re.search(r"^epoch 1/1|^\[rank 0\] epoch 1/1", logs.stdout, re.MULTILINE)
+    (launcher.places["storage"] / "mended").touch()
+    followed = launcher("train", "launch", "--resume", "seed=2", *words, *launcher.address, "--follow")
+    assert re.findall(r"epoch ./2", followed.stdout) == ["epoch 2/2"]
+    assert followed.stderr.endswith(f"{badly.name}: SUCCEEDED\n")
+
+    words = ["xp", "ls", "--name", "digits", "--json", *launcher.address]
+    here, there = (json.loads(launcher(*words, results=results).stdout) for results in ("here", "elsewhere"))
+    ended = sorted((run.name, "SUCCEEDED") for run in (well, badly))
+    assert [sorted((one["name"], one["state"]) for one in listed) for listed in (here, there)] == [ended, ended]
+    assert [(one["job"], one["metrics"]["loss1"]["last"] > 0) for one in here] == [(None, True)] * 2
+    assert json.loads(launcher(*words, "--filter", f"config.sweep={sweep}").stdout) == here
+    logs = launcher("xp", "logs", *badly.name.split("/"), results="elsewhere", RAY_ADDRESS=launcher.address[1])
+    assert re.search(r"^epoch 2/2|^\[rank 0\] epoch 2/2", logs.stdout, re.MULTILINE)
 
 
 def test_data_job_is_launched_and_stopped(launcher, wait_until):
@@ -85,7 +104,7 @@ def test_data_job_that_fails(launcher):
     failed = launcher("data", "launch", "--follow", *launcher.address, "--rows", "many", cwd="circles", code=1)
     assert "invalid int value: 'many'" in failed.stdout
     assert failed.stderr.endswith("circles/run_001: FAILED\n")
-    assert os.listdir(launcher.places["storage"]) == []
+    assert not (launcher.places["storage"] / "circle").exists()
 
 
 def test_cluster_with_a_token(launcher):
