@@ -115,3 +115,13 @@ def test_callback_that_raises_ends_the_run():
     assert paceline.load_run(sgd.run_dir).status.state == "FAILED"
     with pytest.raises(TrainerStateError, match="has ended"):
         sgd.step()
+
+
+def test_disk_full_while_stacks_of_a_hang_are_kept():
+    """The hang itself is what the user is told of."""
+    with here(1.0) as sgd:
+        sgd.step()
+        shutil.rmtree(sgd.run_dir / "logs", ignore_errors=True)
+        (sgd.run_dir / "logs").write_text("no folder")  # as good as full: nothing can be written there
+        told = sgd._team._keep_stacks()
+    assert "Stacks of all ranks could not be written" in told

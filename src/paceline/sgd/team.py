@@ -243,7 +243,10 @@ class Team:
         """Of workers that do not answer."""
         if self.record is None or self._crew.group is None:
             return ""
-        return f" Stacks of all ranks are in {self.record.keep_stacks(self._crew.group.stacks())}."
+        try:
+            return f" Stacks of all ranks are in {self.record.keep_stacks(self._crew.group.stacks())}."
+        except OSError as error:  # a full disk, say, is not what the user has to know first
+            return f" Stacks of all ranks could not be written ({error.strerror})."
 
     def _hear(self, rank: int, kind: str, value: Any) -> None:
         if self.record is not None and kind == "note":
