@@ -105,7 +105,7 @@ def test_worker_whose_call_is_ended_keeps_nothing_of_it():
         weights = {"a": np.ones(2)}  # noqa: RUF012
 
     class Wire(RecordingWire):
-        def ask(self, topic, value, timeout_s=None):
+        def ask_directly(self, topic, value):
             assert SIDE in self.shared
             raise Ended
 

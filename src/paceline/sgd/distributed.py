@@ -148,7 +148,8 @@ class DistributedSGD:
         """One step of all replicas: each computes the gradients of its next batch, and all apply the mean. Returns the
         mean loss, a float that has more to tell. `fetch_stats` is of 2018, and changes nothing."""
         with self._turn(), self._failing():
-            self.start()
+            if self._team.record is None:
+                self.start()
             made = self._team.step()
             losses = [loss for part in made.contributions for loss in part.losses]
             metrics = combined([one for part in made.contributions for one in part.metrics])

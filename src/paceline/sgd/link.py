@@ -6,8 +6,7 @@ is missing.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ class Link:
         """Of the last `open`."""
         self._longest_s = self._making_s = 0.0
         """That all workers have taken for a command of ours, and to make their models."""
-        self._patience_s: float | None = None
+        self.patience_s: float | None = None
         """Within which answers have to come: see `within`."""
         self.on_sent: Callable[[int, str, Any], None] = lambda rank, kind, value: None
         """Gets what a rank sends besides: a note, say."""
@@ -107,15 +106,10 @@ class Link:
         self._making_s = max(self._making_s, self._clock() - begin)
         return layouts
 
-    @contextmanager
-    def within(self, seconds: float | None) -> Iterator[None]:
+    def within(self, seconds: float | None) -> "_Within":
         """Answers have to come within so many seconds here, or WorkersLostError is raised. None for what a user's
         function does: it may take as long as it likes."""
-        former, self._patience_s = self._patience_s, seconds
-        try:
-            yield
-        finally:
-            self._patience_s = former
+        return _Within(self, seconds)
 
     @property
     def making_s(self) -> float | None:
@@ -134,26 +128,29 @@ class Link:
     def ask_each(self, commands: Mapping[int, Command]) -> list[Any]:
         """Of each of these workers what is its own. A user's exception is raised with its own type, LostError if a
         worker is gone, WorkersLostError if one does not answer in time."""
+        begin = self._clock()
+        values = self._answered(commands)
+        self._longest_s = max(self._longest_s, self._clock() - begin)
+        return values
+
+    def call(
+        self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
+    ) -> list[Any]:
+        """Run `fn(wire, *args)` on workers, all of them if none are named, packed once. How long it takes is the
+        user's business."""
+        packed = Call(fn, args, label).packed
+        return self._answered(dict.fromkeys(range(self.num_workers) if ranks is None else ranks, ("call", (packed,))))
+
+    def _answered(self, commands: Mapping[int, Command]) -> list[Any]:
         group = self._crew.group
         assert group is not None, "ask before open"
         self._replies = {}
         for rank in commands:
             if rank not in self._questions:  # it was lost since it has answered
                 self._settle()
-        begin = self._clock()
         for rank, command in commands.items():
             group.answer(self._questions.pop(rank), command)
-        values = self._values(group, commands)
-        if not any(verb == "call" for verb, _ in commands.values()):
-            self._longest_s = max(self._longest_s, self._clock() - begin)
-        return values
-
-    def call(
-        self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
-    ) -> list[Any]:
-        """Run `fn(wire, *args)` on workers, all of them if none are named, packed once."""
-        packed = Call(fn, args, label).packed
-        return self.ask_each(dict.fromkeys(range(self.num_workers) if ranks is None else ranks, ("call", (packed,))))
+        return self._values(group, commands)
 
     def close(self) -> None:
         """Let the workers end what they do, and end them."""
@@ -192,7 +189,7 @@ class Link:
         return event.value
 
     def _await(self, group: WorkerGroup, ranks: Collection[int]) -> None:
-        deadline = None if self._patience_s is None else self._clock() + self._patience_s
+        deadline = None if self.patience_s is None else self._clock() + self.patience_s
         while len(self._replies) < len(ranks):
             group.poll(POLL_S, self._take)
             self._raise_if_lost()
@@ -214,7 +211,7 @@ class Link:
         self.is_torn = len(self._replies) < len(ranks)
 
     def _raise_if_lost(self) -> None:
-        if self._lost.keys() - self._told:
+        if self._lost and self._lost.keys() - self._told:
             self._settle()
 
     def _all_own(self) -> bool:
@@ -245,8 +242,8 @@ class Link:
 
     def _hang(self, ranks: Collection[int]) -> None:
         silent = ", ".join(str(rank) for rank in ranks if rank not in self._replies)
-        is_users = self._patience_s == self._hang_timeout_s
-        limit = f"hang_timeout_s={self._hang_timeout_s:g}" if is_users else f"{self._patience_s:g} s"
+        is_users = self.patience_s == self._hang_timeout_s
+        limit = f"hang_timeout_s={self._hang_timeout_s:g}" if is_users else f"{self.patience_s:g} s"
         raise WorkersLostError(
             f"Rank {silent} did not answer within {limit}.{self.on_hang()} Raise hang_timeout_s if a step, or making "
             "the models, may take so long."
@@ -276,6 +273,24 @@ class Link:
             self._questions[rank], self._replies[rank] = question, value
         elif self._crew.group is not None:
             self._crew.group.answer(question, ArgumentError(f"nobody knows an answer to {topic!r} here"))
+
+
+class _Within:
+    """See `Link.within`. A generator would cost every step a few microseconds more."""
+
+    __slots__ = ("_link", "_other_s")
+
+    def __init__(self, link: Link, seconds: float | None):
+        self._link, self._other_s = link, seconds
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *raised: object) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        self._link.patience_s, self._other_s = self._other_s, self._link.patience_s
 
 
 class InlineLink(Link):

@@ -11,7 +11,7 @@ from paceline.rank_session import Task
 from paceline.session import ending_forks, open_session
 from paceline.sgd.side import Contribution, Side, Spec
 from paceline.workers import parcel
-from paceline.workers.base import Wire
+from paceline.workers.base import DirectWire, Wire
 from paceline.workers.outcome import describe_error, pack_value
 
 TOPIC = "sgd"
@@ -29,13 +29,13 @@ DONE, PACKED, FAILED = "done", "packed", "failed"
 """With what the side has returned; what a user's function has, packed; or the error, as `outcome.raised` takes it."""
 
 
-def serve(wire: Wire, task: Task, spec: Spec) -> None:
+def serve(wire: DirectWire, task: Task, spec: Spec) -> None:
     """Until the command is None, or the engine ends this call. Then nothing of it stays: on Ray, this process may be in
     the next group, and collectives that its side has begun would keep the connections of the former one open."""
     with open_session(wire, task), ending_forks():
         try:
             reply = _tried(lambda: (DONE, set_up(wire, spec)))
-            while (command := wire.ask(TOPIC, reply)) is not None:
+            while (command := wire.ask_directly(TOPIC, reply)) is not None:
                 del reply  # gradients, maybe
                 reply = _tried(_performed, wire, *command)
         finally:

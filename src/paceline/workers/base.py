@@ -147,6 +147,10 @@ class Preempted:
     reason: str
 
 
+DIRECT = 0
+"""The number of a question that was asked by `DirectWire.ask_directly`."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """A worker waits for `WorkerGroup.answer` to this question."""
@@ -227,6 +231,14 @@ class Wire(Protocol):
         The engine closes it while no call runs, before the worker may join another group; a process that ends takes its
         group with it. If that raises, this process can join no other, and is replaced: `Spent` if it is meant so.
         """
+
+
+class DirectWire(Wire, Protocol):
+    """Of engines whose workers live while nothing is asked of them."""
+
+    def ask_directly(self, topic: str, value: Any) -> Any:
+        """As `ask`, for a call that has nothing else to do than wait for the answer, in its main thread, and no signal
+        handler may do it too. Nobody else has to read the answer first, which is quicker."""
 
 
 class WorkerGroup(Protocol):

@@ -26,7 +26,16 @@ def send_message(sock: socket.socket, message: Any) -> None:
 def send_patiently(sock: socket.socket, message: Any, timeout_s: float) -> None:
     """The same over a socket that does not block. TimeoutError if the other end does not read: the stream is then torn,
     and so the connection is closed."""
-    data = memoryview(framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+    data = framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+    try:
+        sent = sock.send(data)
+    except BlockingIOError:
+        sent = 0
+    if sent < len(data):
+        _send_rest(sock, memoryview(data)[sent:], timeout_s)
+
+
+def _send_rest(sock: socket.socket, data: memoryview, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while data:
         try:

@@ -26,6 +26,7 @@ from paceline.errors import ArgumentError, ResourcesError, StackDumpError, Worke
 from paceline.registry import WORKER_MODULES
 from paceline.workers import outcome, surroundings
 from paceline.workers.base import (
+    DIRECT,
     Asked,
     Call,
     Died,
@@ -128,7 +129,7 @@ class LocalGroup:
             ]
             self._poller = select.epoll()
             for worker in self._workers:
-                self._poller.register(worker.line.sock, select.EPOLLIN)
+                self._poller.register(worker.line.fd, select.EPOLLIN)
                 self._poller.register(worker.pidfd, select.EPOLLIN)
         except BaseException:
             self.close()
@@ -154,14 +155,15 @@ class LocalGroup:
                     self._poller.unregister(worker.pidfd)
                 if worker.line.messages.closed and worker.line.fd in ready:
                     self._poller.unregister(worker.line.fd)
-                for text in worker.printed(is_due):
-                    deliver(Printed(worker.rank, text))
+                if is_due or worker.has_answered:  # who has its answer does not look for more output
+                    for text in worker.printed():
+                        deliver(Printed(worker.rank, text))
         if is_due:
             self._look_at = time.monotonic() + BATCH_S
 
     def answer(self, question: Asked, value: Any) -> None:
         if question.rank < len(self._workers):  # else the group has been ended since
-            self._workers[question.rank].tell("answer", question.number, value)
+            self._workers[question.rank].answer(question.number, value)
 
     def can_grow(self) -> bool:
         return bool(self._workers) and self._wanted() > len(self._workers)
@@ -252,16 +254,21 @@ def worker_environ(place: Place, share: GpuShare | None, threads: int, sees_all_
 
 
 class _Line:
-    """The connection to one worker: a socket for both directions, and a pipe for its reports."""
+    """The connection to one worker: sockets for commands, direct answers and its messages, and a pipe for its reports.
+    Each has one direction: with a socket for both, who waits for the next message would wake up whenever the other end
+    has taken one out."""
 
     def __init__(self) -> None:
-        self.sock, self._worker_sock = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(3)]
+        self._ours, self._theirs = zip(*pairs, strict=True)
+        self.commands, self.answers, inbox = self._ours
         self.report_fd, self._worker_report_fd = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a smaller pipe only makes a fast loop wait sooner
             fcntl.fcntl(self.report_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self.sock.setblocking(False)
+        for sock in self._ours:
+            sock.setblocking(False)
         os.set_blocking(self.report_fd, False)
-        self.fd = self.sock.fileno()
+        self.fd = inbox.fileno()
         self.messages = FrameReader(self.fd)
         self._reports = FrameReader(self.report_fd)
 
@@ -270,17 +277,19 @@ class _Line:
         return [unpack(body) for body in self._reports.bodies()]
 
     @property
-    def worker_fds(self) -> tuple[int, int]:
-        return self._worker_sock.fileno(), self._worker_report_fd
+    def worker_fds(self) -> tuple[int, ...]:
+        return (*(sock.fileno() for sock in self._theirs), self._worker_report_fd)
 
     def close_worker_end(self) -> None:
-        self._worker_sock.close()
+        for sock in self._theirs:
+            sock.close()
         os.close(self._worker_report_fd)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # a child of this process may have inherited it
-        self.sock.close()
+        for sock in self._ours:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # a child of this process may have inherited it
+            sock.close()
         os.close(self.report_fd)
 
 
@@ -309,7 +318,7 @@ class _Worker:
                 raise WorkerStartError(f"Rank {self.rank} ended with the process it was forked from.") from None
             finally:
                 self.line.close_worker_end()
-            self._send(spec)
+            self._send(self.line.commands, spec)
 
     @property
     def alive(self) -> bool:
@@ -324,10 +333,17 @@ class _Worker:
             self._old_log, self._log = self._log, LogTail(log_path, at_end=True)
         self.tell("call", payload, str(log_path) if log_path else None)
 
+    def answer(self, number: int, value: Any) -> None:
+        if number == DIRECT:
+            self._send(self.line.answers, value)
+        else:
+            self.tell("answer", number, value)
+
     def tell(self, *message: Any) -> None:
         with self._one_writer:
-            self._send(message)
-        self._send_stop_if_due()
+            self._send(self.line.commands, message)
+        if self._is_stop_due:
+            self._send_stop_if_due()
 
     def request_stop(self) -> None:
         """From any thread, or a signal handler in the middle of `tell`, which then says it when it is done."""
@@ -338,22 +354,26 @@ class _Worker:
         while self._is_stop_due and self.alive and self._one_writer.acquire(blocking=False):
             try:
                 self._is_stop_due = False
-                self._send(("stop",))
+                self._send(self.line.commands, ("stop",))
             finally:
                 self._one_writer.release()
 
-    def _send(self, message: Any) -> None:
+    def _send(self, sock: socket.socket, message: Any) -> None:
         with contextlib.suppress(OSError):  # a dead worker is reported by poll
-            send_patiently(self.line.sock, message, _TELL_S)
+            send_patiently(sock, message, _TELL_S)
 
     def events(self, is_gone: bool, is_due: bool = True) -> list[Event]:
         """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
         death of the process comes after everything it sent. Without messages, they are looked for when they are due."""
-        messages = [pickle.loads(body) for body in self.line.messages.bodies()]
-        events: list[Event] = []
-        if is_due or is_gone or any(has_reported for _, _, has_reported in messages):
-            events += [Sent(self.rank, "report", report) for report in self.line.reports()]
-        events += [self._event(kind, value) for kind, value, _ in messages]
+        sent: list[Event] = []
+        has_reported = is_due or is_gone
+        for body in self.line.messages.bodies():
+            kind, value, is_after_reports = pickle.loads(body)
+            has_reported = has_reported or is_after_reports
+            sent.append(self._event(kind, value))
+        if not has_reported:
+            return sent
+        events = [*(Sent(self.rank, "report", report) for report in self.line.reports()), *sent]
         if is_gone:
             events.append(Died(self.rank, how_it_ended(self._status())))
         return events
@@ -371,10 +391,11 @@ class _Worker:
             return Preempted(self.rank, value)
         return Sent(self.rank, kind, value)
 
-    def printed(self, is_due: bool = True) -> Iterator[str]:
-        """If it is not due, then that of a call which is over: who has its answer does not look for more."""
-        if self._busy and self.alive and not is_due:
-            return
+    @property
+    def has_answered(self) -> bool:
+        return not self._busy or not self.alive
+
+    def printed(self) -> Iterator[str]:
         if self._old_log is not None:
             yield from self._old_log.texts()
             self._old_log.close()

@@ -72,10 +72,9 @@ class Nursery:
         """For a worker that is to be forked. Take it first: by it, `end` finds whatever an interrupted `fork` made."""
         return next(self._numbers)
 
-    def fork(self, number: int, fds: tuple[int, int], scratch_dir: str) -> int:
-        """Fork a worker with its socket, over which it waits for what else it has to know, and its end of the report
-        pipe; returns its pid. Waits for the imports when they are not done. `scratch_dir` is removed when the driver
-        dies."""
+    def fork(self, number: int, fds: tuple[int, ...], scratch_dir: str) -> int:
+        """Fork a worker with its ends of its connections: over the first it is told what else it has to know. Returns
+        its pid. Waits for the imports when they are not done. `scratch_dir` is removed when the driver dies."""
         try:
             pid: int = self._ask("fork", number, scratch_dir, fds=fds)
         except TimeoutError as error:

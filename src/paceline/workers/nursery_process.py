@@ -30,6 +30,8 @@ from paceline.workers.edits import user_files
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MESSAGE_BYTES = 1 << 16
+_NUM_FDS = 4
+"""That a worker is forked with: see `worker_main`."""
 
 _END_S = 5.0
 """How long a killed process may take to end. One that takes longer is stuck in the kernel, or is another user's."""
@@ -60,7 +62,7 @@ def _leave(control: socket.socket) -> NoReturn:
     """The driver is gone. What it had asked for and nobody has taken yet names folders that nobody else removes."""
     control.setblocking(False)
     with contextlib.suppress(OSError):
-        while packet := socket.recv_fds(control, _MESSAGE_BYTES, 2)[0]:
+        while packet := socket.recv_fds(control, _MESSAGE_BYTES, _NUM_FDS)[0]:
             _, verb, *args = pickle.loads(packet)
             if verb == "fork":
                 shutil.rmtree(args[1], ignore_errors=True)
@@ -139,7 +141,7 @@ class _Brood:
                 self._answer()
 
     def _answer(self) -> None:
-        packet, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 2)
+        packet, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, _NUM_FDS)
         if not packet:
             raise EOFError
         request, verb, *args = pickle.loads(packet)
@@ -163,14 +165,15 @@ class _Brood:
         self._poller.register(self._pidfds[number], select.POLLIN)
         return pid
 
-    def _become_worker(self, nursery_pid: int, sock_fd: int, report_fd: int) -> None:
+    def _become_worker(self, nursery_pid: int, *fds: int) -> None:
         try:
             self._control.close()
             for fd in (self._driver, *self._pidfds.values()):
                 os.close(fd)
             from paceline.workers.worker_process import worker_main
 
-            worker_main(socket.socket(fileno=sock_fd), report_fd, nursery_pid)
+            *socks, report_fd = fds
+            worker_main(*(socket.socket(fileno=fd) for fd in socks), report_fd=report_fd, nursery_pid=nursery_pid)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

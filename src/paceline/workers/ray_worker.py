@@ -94,6 +94,9 @@ class RayWire:
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
         return self.questions.ask(lambda number: self._put_question(number, topic, value), timeout_s)
 
+    def ask_directly(self, topic: str, value: Any) -> Any:
+        return self.ask(topic, value)
+
     def _put_question(self, number: int, topic: str, value: Any) -> None:
         """In any thread: once the call is unwinding, no answer will come."""
         if self.is_unwinding:

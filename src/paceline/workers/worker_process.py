@@ -1,10 +1,10 @@
 """The worker's own side, on one machine: a forked process that runs one call at a time in its main thread.
 
     main thread      runs the calls, so signal handlers and GUIs behave as in a script
-    reader thread    takes commands off the socket; when the socket closes, the driver is gone and so is this process
+    reader thread    takes commands off a socket; when that closes, the driver is gone and so is this process
 
-Reports go into a pipe, everything else over the socket. What is in a pipe outlives the process that wrote it: a report
-is safe when `report` returns, though nobody has looked at it yet, and a full pipe makes a too fast loop wait.
+Reports go into a pipe, everything else over sockets. What is in a pipe outlives the process that wrote it: a
+report is safe when `report` returns, though nobody has looked at it yet, and a full pipe makes a too fast loop wait.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.frameworks import generators
 from paceline.workers import parcel
-from paceline.workers.base import Place
+from paceline.workers.base import DIRECT, Place
 from paceline.workers.edits import user_files
 from paceline.workers.framing import recv_message, send_message, write_frame
 from paceline.workers.garbage import Garbage
@@ -36,20 +36,22 @@ from paceline.workers.sigterm import on_sigterm
 _PR_SET_PDEATHSIG = 1
 
 
-def worker_main(sock: socket.socket, report_fd: int, nursery_pid: int) -> None:
+def worker_main(
+    commands: socket.socket, answers: socket.socket, messages: socket.socket, *, report_fd: int, nursery_pid: int
+) -> None:
     _leave_the_nursery(nursery_pid)
     try:
-        spec = recv_message(sock)
+        spec = recv_message(commands)
     except (EOFError, OSError):  # nobody wants this worker any more
         os._exit(1)
     _settle(spec)
-    wire = ProcessWire(sock, report_fd, spec["place"])
+    wire = ProcessWire(answers, messages, report_fd, spec["place"])
     on_sigterm(wire.preempt)
     garbage = Garbage()
-    commands: queue.SimpleQueue[tuple[bytes, str | None] | None] = queue.SimpleQueue()
-    threading.Thread(target=_read_commands, args=(wire, commands), name="paceline-reader", daemon=True).start()
-    while (command := commands.get()) is not None:
-        payload, log_path = command
+    calls: queue.SimpleQueue[tuple[bytes, str | None] | None] = queue.SimpleQueue()
+    threading.Thread(target=_read_commands, args=(commands, wire, calls), name="paceline-reader", daemon=True).start()
+    while (call := calls.get()) is not None:
+        payload, log_path = call
         if log_path is not None:
             redirect_output(log_path)
         _answer(wire, payload)
@@ -63,10 +65,10 @@ class ProcessWire:
     """This worker's end of the connection. Thread-safe but for `report`: the session has one thread do that at a
     time."""
 
-    def __init__(self, sock: socket.socket, report_fd: int, place: Place):
+    def __init__(self, answers: socket.socket, messages: socket.socket, report_fd: int, place: Place):
         self.place = place
         self.address = "127.0.0.1"
-        self.sock = sock
+        self._answers, self._messages = answers, messages
         self.shared: dict[str, Any] = {}
         self.leaving = contextlib.ExitStack()  # never closed: this process ends with its group inside it
         self.stopping = False
@@ -99,10 +101,17 @@ class ProcessWire:
         """With it goes whether the pipe has reports that were made before."""
         with self._send_lock:
             num_told, self._num_told = self._num_told, self._num_reports
-            send_message(self.sock, (kind, value, num_told < self._num_told))
+            send_message(self._messages, (kind, value, num_told < self._num_told))
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
         return self.questions.ask(lambda number: self.send("asked", (number, topic, value)), timeout_s)
+
+    def ask_directly(self, topic: str, value: Any) -> Any:
+        self.send("asked", (DIRECT, topic, value))
+        try:
+            return recv_message(self._answers)
+        except (EOFError, OSError):
+            _end_without_driver()
 
     def preempt(self) -> None:
         """The machine, or whoever owns it, wants this process gone. In a call, that is the driver's business: it lets
@@ -121,22 +130,30 @@ class ProcessWire:
         """Nothing to do: pipe and socket outlive the process."""
 
 
-def _read_commands(wire: ProcessWire, commands: "queue.SimpleQueue[tuple[bytes, str | None] | None]") -> None:
+def _read_commands(
+    commands: socket.socket, wire: ProcessWire, calls: "queue.SimpleQueue[tuple[bytes, str | None] | None]"
+) -> None:
     while True:
         try:
-            verb, *args = recv_message(wire.sock)
-        except BaseException:  # the driver is gone, or what it says makes no sense: nothing that we started may stay
-            os.killpg(0, signal.SIGKILL)
+            verb, *args = recv_message(commands)
+        except BaseException:  # what it says makes no sense, if anything
+            _end_without_driver()
         if verb == "call":
             wire.stopping = False
             wire.num_begun += 1
-            commands.put((args[0], args[1]))
+            calls.put((args[0], args[1]))
         elif verb == "answer":
             wire.questions.answer(*args)
         elif verb == "stop":
             wire.stopping = True
         elif verb == "exit":
-            commands.put(None)
+            calls.put(None)
+
+
+def _end_without_driver() -> NoReturn:
+    """Nothing that we have started may stay."""
+    os.killpg(0, signal.SIGKILL)
+    raise AssertionError("we are in that group")
 
 
 def _answer(wire: ProcessWire, payload: bytes) -> None:
