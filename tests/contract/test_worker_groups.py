@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 
 import pytest
@@ -12,6 +13,7 @@ from paceline import registry
 from paceline.errors import StackDumpError, TrainFunctionError
 from paceline.workers import resolve_engine
 from paceline.workers.base import (
+    DIRECT,
     Asked,
     Call,
     Died,
@@ -443,6 +445,81 @@ def test_a_question_is_answered(group):
         group.poll(0.1, deliver)
     assert {event.value for event in of(Returned, events)} == {(42, "negative")}
     assert [event.topic for event in of(Asked, events)] == ["double"] * 2 * len(group.infos)
+
+
+def converse(wire, num_questions):
+    """As DistributedSGD does: the next question goes out with what came of the last answer."""
+    return [wire.ask_directly("double", (wire.place.world_rank, number)) for number in range(num_questions)]
+
+
+def test_questions_are_answered_directly(process_group):
+    """Large ones too, on Ray from the second on past it; and other questions at the same time."""
+    events = []
+
+    def deliver(event):
+        events.append(event)
+        if isinstance(event, Asked):
+            process_group.answer(event, b"x" * 3_000_000 if event.topic == "large" else (event.topic, event.value))
+
+    def ask(wire):
+        answers = converse(wire, 50)
+        assert len(wire.ask_directly("large", b"y" * 3_000_000)) == 3_000_000
+        with ThreadPoolExecutor() as pool:
+            beside = pool.submit(wire.ask, "beside", 1)
+            answers.append(wire.ask_directly("double", beside.result()))
+        return answers
+
+    for _ in range(2):  # a call that has ended leaves nothing to the next
+        events.clear()
+        process_group.submit(dict.fromkeys(range(2), Call(ask)))
+        while len(of(Returned | Raised, events)) < 2:
+            process_group.poll(0.1, deliver)
+        first, second = ([("double", (rank, number)) for number in range(50)] for rank in (0, 1))
+        last = ("double", ("beside", 1))
+        assert [event.value for event in of(Returned, events)] == [[*first, last], [*second, last]]
+        num_direct = sum(event.number == DIRECT for event in of(Asked, events))
+        assert num_direct == 2 * (51 if on_ray(process_group) else 52)
+
+
+@pytest.mark.parametrize("num_answered", [0, 1, 5])
+def test_call_that_waits_for_a_direct_answer_is_aborted(process_group, num_answered):
+    events = []
+
+    def deliver(event):
+        events.append(event)
+        if isinstance(event, Asked) and event.value[1] < num_answered:
+            process_group.answer(event, None)
+
+    process_group.submit(dict.fromkeys(range(2), Call(converse, (10,))))
+    while len(of(Asked, events)) < 2 * (num_answered + 1):
+        process_group.poll(0.1, deliver)
+    former = [info.pid for info in process_group.infos]
+    process_group.abort(events.append)
+    process_group.start()
+    pids = [event.value for event in of(Returned, run(process_group, lambda wire: os.getpid()))]
+    assert pids == [info.pid for info in process_group.infos]
+    assert (pids == former) == on_ray(process_group), "there they let go, and stay"
+
+
+def test_worker_dies_while_it_is_asked_directly(process_group):
+    events = []
+
+    def deliver(event):
+        events.append(event)
+        if isinstance(event, Asked):
+            process_group.answer(event, None)
+
+    def die(wire):
+        converse(wire, 5)
+        if wire.place.world_rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return converse(wire, 5)
+
+    process_group.submit(dict.fromkeys(range(2), Call(die)))
+    while len(of(Died | Returned, events)) < 2:
+        process_group.poll(0.1, deliver)
+    assert [event.rank for event in of(Died, events)] == [1]
+    assert [event.value for event in of(Returned, events)] == [[None] * 5]
 
 
 def test_sigterm_in_a_call_is_a_notice_and_makes_it_stop(process_group):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ArgumentError, ArgumentTypeError, WorkersLostError
 from paceline.sgd import DistributedSGD, NumpyModel, StepResult
-from paceline.sgd.memory import SharedBuffers, address_of
+from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.options import BUCKET_BYTES, options_of
 from paceline.sgd.packing import Layout, Slot
 from paceline.sgd.recovery import Recovery, check_budget, choose
@@ -19,6 +19,7 @@ from paceline.sgd.reduction import combined, gradients_in, mean_into, sum_into, 
 from paceline.sgd.result import timing_lines
 from paceline.sgd.side import num_parameters
 from paceline.sgd.team import agreed
+from paceline.workers.proc_files import address_of
 
 ODD = Layout(
     (

@@ -11,11 +11,12 @@ from torch import nn
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.sgd import NumpyModel, TorchModel
 from paceline.sgd.link import LostError
-from paceline.sgd.memory import SharedBuffers, address_of
+from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.replica import replica_of
 from paceline.sgd.side import Side, Spec
 from paceline.sgd.strategies import ParameterServers, Simple, made_without
 from paceline.workers.base import Place
+from paceline.workers.proc_files import address_of
 
 
 class Together:

@@ -1,19 +1,15 @@
 """Memory that all workers of one machine share with the driver: the gradients of each worker, and their mean.
 
-It has no name anywhere, so nothing of it is left, however the processes end: the driver holds it by a file descriptor,
-and workers open that by way of /proc. Who cannot (another machine, a container of its own) says so.
+It has no name anywhere: see `proc_files`. Who cannot open it (another machine, a container of its own) says so.
 """
 
 import mmap
 import os
-import secrets
 
 import numpy as np
 
 from paceline.sgd.packing import Array
-
-Address = tuple[str, str]
-"""A path, and what is there if it is ours."""
+from paceline.workers.proc_files import Address, new_memory, opened
 
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -29,9 +25,8 @@ class SharedBuffers:
     @classmethod
     def create(cls, num_workers: int, num_bytes: int) -> "tuple[SharedBuffers, int]":
         """On the driver: the buffers, and the descriptor by which workers find them, to be closed when they have."""
-        fd = os.memfd_create(f"paceline_sgd_{secrets.token_hex(8)}", os.MFD_CLOEXEC)
+        fd = new_memory("sgd", _rounded(num_bytes) * (num_workers + 1))
         try:
-            os.ftruncate(fd, _rounded(num_bytes) * (num_workers + 1))
             return cls(fd, num_workers, num_bytes), fd
         except BaseException:
             os.close(fd)
@@ -40,11 +35,8 @@ class SharedBuffers:
     @classmethod
     def open(cls, address: Address, num_workers: int, num_bytes: int) -> "SharedBuffers | None":
         """In a worker; None if it is not within reach."""
-        path, name = address
         try:
-            if os.readlink(path) != name:  # on another machine, that number is somebody else's
-                return None
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = opened(address, os.O_RDWR)
         except OSError:
             return None
         try:
@@ -58,12 +50,6 @@ class SharedBuffers:
     @property
     def mean(self) -> Array:
         return self.of(self._num_workers)
-
-
-def address_of(fd: int) -> Address:
-    """Where other processes of this machine find what this one holds."""
-    path = f"/proc/{os.getpid()}/fd/{fd}"
-    return path, os.readlink(path)
 
 
 def _rounded(num_bytes: int) -> int:

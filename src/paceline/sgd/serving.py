@@ -35,11 +35,19 @@ def serve(wire: DirectWire, task: Task, spec: Spec) -> None:
     with open_session(wire, task), ending_forks():
         try:
             reply = _tried(lambda: (DONE, set_up(wire, spec)))
-            while (command := wire.ask_directly(TOPIC, reply)) is not None:
+            while (command := _ask(wire, reply)) is not None:
                 del reply  # gradients, maybe
                 reply = _tried(_performed, wire, *command)
         finally:
             wire.shared.pop(SIDE, None)
+
+
+def _ask(wire: DirectWire, reply: Reply) -> Any:
+    side: Side | None = wire.shared.get(SIDE)
+    if side is None or not side.is_engines:
+        return wire.ask_directly(TOPIC, reply)
+    wire.hang_up()
+    return wire.ask(TOPIC, reply)
 
 
 def set_up(wire: Wire, spec: Spec) -> Any:

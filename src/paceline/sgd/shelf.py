@@ -6,6 +6,9 @@ from paceline.sgd.packing import Array
 
 
 class Shelf(Protocol):
+    is_engines: bool
+    """Whether tokens are on their way which none but the engine can carry."""
+
     def put(self, arrays: list[Array]) -> Any:
         """Returns a token, which travels through the driver to whoever gets them."""
 
@@ -15,6 +18,8 @@ class Shelf(Protocol):
 
 class MessageShelf:
     """No shelf at all: the token is the arrays."""
+
+    is_engines = False
 
     def put(self, arrays: list[Array]) -> Any:
         return arrays

@@ -17,12 +17,13 @@ import numpy as np
 from paceline import registry
 from paceline.errors import ArgumentError
 from paceline.session import current
-from paceline.sgd.memory import Address, SharedBuffers
+from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.packing import Array, Gradients, Layout, Segment
 from paceline.sgd.reduction import Used, gradients_in, mean_into, sum_into, used_of
 from paceline.sgd.replica import Computed, Replica, replica_of
 from paceline.workers import parcel
 from paceline.workers.base import Place
+from paceline.workers.proc_files import Address
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Side:
             return nullcontext()
         context: AbstractContextManager[Any] = registry.find("sgd_device", "torch")(self._first_device + device)
         return context
+
+    @property
+    def is_engines(self) -> bool:
+        """Whether what it returns has to travel through the engine: see `Shelf`."""
+        return bool(self._shelf.is_engines)
 
     @property
     def layout(self) -> Layout:

@@ -18,7 +18,7 @@ from paceline.rank_session import Task
 from paceline.runs import RunRequest
 from paceline.sgd import model_calls
 from paceline.sgd.link import InlineLink, Link, LostError
-from paceline.sgd.memory import SharedBuffers, address_of
+from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.no_group import NoGroup
 from paceline.sgd.options import Options
 from paceline.sgd.packing import Layout
@@ -27,6 +27,7 @@ from paceline.sgd.recovery import Recovery, check_budget, choose, nobody_left
 from paceline.sgd.side import Contribution, Spec
 from paceline.sgd.strategies import Made, Strategy, made_without
 from paceline.workers.base import Engine, Preload, Resources, Size, WorkerInfo
+from paceline.workers.proc_files import address_of
 
 logger = logging.getLogger(__name__)
 

@@ -238,7 +238,11 @@ class DirectWire(Wire, Protocol):
 
     def ask_directly(self, topic: str, value: Any) -> Any:
         """As `ask`, for a call that has nothing else to do than wait for the answer, in its main thread, and no signal
-        handler may do it too. Nobody else has to read the answer first, which is quicker."""
+        handler may do it too. It is quicker: nobody else has to read the answer first. But the engine carries neither,
+        so nothing of its own can be in them, as an ObjectRef of Ray's."""
+
+    def hang_up(self) -> None:
+        """This call asks nothing directly any more. Idempotent."""
 
 
 class WorkerGroup(Protocol):

@@ -6,6 +6,7 @@ import select
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
@@ -26,26 +27,33 @@ def send_message(sock: socket.socket, message: Any) -> None:
 def send_patiently(sock: socket.socket, message: Any, timeout_s: float) -> None:
     """The same over a socket that does not block. TimeoutError if the other end does not read: the stream is then torn,
     and so the connection is closed."""
-    data = framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
     try:
-        sent = sock.send(data)
+        write_patiently(sock.fileno(), pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL), timeout_s)
+    except TimeoutError:
+        sock.shutdown(socket.SHUT_RDWR)
+        raise
+
+
+def write_patiently(fd: int, body: bytes, timeout_s: float) -> None:
+    """Into what does not block. TimeoutError if the other end does not read: the stream is then torn."""
+    data = framed(body)
+    try:
+        written = os.write(fd, data)
     except BlockingIOError:
-        sent = 0
-    if sent < len(data):
-        _send_rest(sock, memoryview(data)[sent:], timeout_s)
+        written = 0
+    if written < len(data):
+        _write_rest(fd, memoryview(data)[written:], timeout_s)
 
 
-def _send_rest(sock: socket.socket, data: memoryview, timeout_s: float) -> None:
+def _write_rest(fd: int, data: memoryview, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
     while data:
-        try:
-            data = data[sock.send(data) :]
-        except BlockingIOError:
-            poller = select.poll()
-            poller.register(sock, select.POLLOUT)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                sock.shutdown(socket.SHUT_RDWR)
-                raise TimeoutError("the other end does not read") from None
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TimeoutError("the other end does not read")
+        with suppress(BlockingIOError):
+            data = data[os.write(fd, data) :]
 
 
 def write_frame(fd: int, body: bytes) -> None:

@@ -18,6 +18,7 @@ import ray
 from paceline.errors import ArgumentError, StackDumpError, WorkerStartError
 from paceline.workers import outcome
 from paceline.workers.base import (
+    DIRECT,
     Asked,
     Call,
     Died,
@@ -30,8 +31,10 @@ from paceline.workers.base import (
     Size,
     WorkerInfo,
 )
+from paceline.workers.ray_direct import LINE, Lines
 from paceline.workers.ray_roster import Actor, Roster
 from paceline.workers.ray_slots import Slots, bundle_of, cluster_resources, draining_nodes, living_nodes
+from paceline.workers.ray_worker import BATCH_S
 from paceline.workers.reports import unpack
 
 _UNWIND_S = 5.0
@@ -39,6 +42,8 @@ _UNWIND_S = 5.0
 _DRAIN_LOOK_S = 1.0
 _ANSWER_S = 0.05
 """Within which an answer is soon. Until then, nobody looks whether who has asked lives."""
+_SOON_S = 0.01
+"""Within which Ray is asked for news when not all workers have lines: one is about to have its own, or was lost."""
 _PORTION = 10_000
 """How much of a backlog is delivered before the driver gets to do something with it."""
 
@@ -87,8 +92,9 @@ class RayGroup:
         )
         self._logs: dict[int, Path] = {}
         self._waiting: deque[_Arrived] = deque()
+        self._lines = Lines()
         self._is_whole = False
-        self._next_look = 0.0
+        self._next_look = self._next_collect = 0.0
 
     @property
     def infos(self) -> Sequence[WorkerInfo]:
@@ -118,11 +124,16 @@ class RayGroup:
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
         self._look_for_drains()
-        if not self._waiting:
+        if self._lines.num_settled and not self._waiting:
+            self._converse(timeout_s)
+        elif not self._waiting:
             self._collect(timeout_s)
         self._hand_over(deliver, at_most=_PORTION)
 
     def answer(self, question: Asked, value: Any) -> None:
+        if question.number == DIRECT:
+            self._lines.answer(question.rank, value)
+            return
         for actor in self._roster.seated():
             if actor.rank == question.rank:
                 actor.answer(question.number, value)
@@ -154,6 +165,7 @@ class RayGroup:
     def abort(self, deliver: Callable[[Event], None]) -> None:
         """A worker that does not let go in time, or cannot leave its group, is killed."""
         self._is_whole = False
+        self._lines.clear()
         alive = [actor for actor in self._roster.seated() if actor.is_alive]
         asked = [actor.handle.unwind.remote(_UNWIND_S) for actor in alive]
         done = set(ray.wait(asked, num_returns=len(asked), timeout=_UNWIND_S + 1)[0]) if asked else set()
@@ -177,6 +189,7 @@ class RayGroup:
             at_most -= 1
 
     def close(self, grace_s: float = 0.0) -> None:
+        self._lines.clear()
         self._roster.clear()
         self._is_whole = False
         self._waiting.clear()
@@ -204,9 +217,25 @@ class RayGroup:
                 actor.waits_until = time.monotonic() + _ANSWER_S
             else:
                 actor.ask()
-            batches.append([self._event(actor, kind, value) for kind, value in messages])
+            batches.append(self._events(actor, messages))
         for turn in itertools.zip_longest(*batches):
             self._waiting.extend(item for item in turn if item is not None)
+
+    def _converse(self, timeout_s: float) -> None:
+        """Take what is asked directly. Whatever else there is comes through Ray, which is asked for it once in a
+        while."""
+        longest_s = BATCH_S if self._lines.num_settled == len(self.infos) else _SOON_S
+        found = self._lines.questions(min(timeout_s, longest_s))
+        self._waiting.extend(Asked(rank, DIRECT, *question) for rank, question in found)
+        if not found or time.monotonic() >= self._next_collect:
+            self._collect(0.0)
+            self._next_collect = time.monotonic() + BATCH_S
+
+    def _give_line(self, actor: Actor, number: int) -> None:
+        """If all workers are here: else a step takes as long as those elsewhere."""
+        here = ray.get_runtime_context().get_node_id()
+        is_near = all(other.facts["node_id"] == here for other in self._roster.seated())
+        actor.answer(number, self._lines.make(_rank(actor)) if is_near else None)
 
     def _open_polls(self) -> dict[Any, Actor]:
         """Of all actors, but for those that are soon to be answered; of these too, if there are no others to wait
@@ -229,6 +258,15 @@ class RayGroup:
                 if actor.rank is not None:
                     self._waiting.append(Preempted(actor.rank, "stands on a node that is being drained"))
 
+    def _events(self, actor: Actor, messages: list[tuple[str, Any]]) -> list[_Arrived]:
+        events = []
+        for kind, value in messages:
+            if kind == "asked" and value[1] == LINE:
+                self._give_line(actor, value[0])
+            else:
+                events.append(self._event(actor, kind, value))
+        return events
+
     def _event(self, actor: Actor, kind: str, value: Any) -> _Arrived:
         rank = _rank(actor)
         if kind == "report":
@@ -242,6 +280,7 @@ class RayGroup:
             actor.is_busy = False
             return outcome.raised(rank, value)
         if kind == "asked":
+            self._lines.settle(rank)
             return Asked(rank, *value)
         if kind == "preempted":
             actor.is_leaving = True

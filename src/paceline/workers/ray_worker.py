@@ -2,7 +2,7 @@
 
 The driver keeps one `poll` of each actor open; it is answered with everything that has gathered as soon as there is
 something, so a report costs an append and the driver makes one round trip for many of them. Of one that has asked
-something, the answer is the next poll.
+something, the answer is the next poll. What is asked directly goes past Ray, if it can: see `ray_direct`.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from paceline.workers.garbage import Garbage
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import LogTail, redirect_output
 from paceline.workers.questions import Questions
+from paceline.workers.ray_direct import LINE, LineEnd
 from paceline.workers.sigterm import on_sigterm
 
 BATCH_S = 0.05
@@ -63,6 +64,8 @@ class RayWire:
         self._urgent = False
         self._on_its_way = False
         self.questions = Questions()
+        self._has_asked_for_line = False
+        self._line: LineEnd | None = None
 
     def report(self, packed: bytes) -> None:
         """Without a lock: a poll that finds nothing says so before it looks once more, and then it is woken."""
@@ -95,7 +98,32 @@ class RayWire:
         return self.questions.ask(lambda number: self._put_question(number, topic, value), timeout_s)
 
     def ask_directly(self, topic: str, value: Any) -> Any:
+        """From the second time on past Ray, if this worker is where the driver is."""
+        if not self._has_asked_for_line:
+            self._has_asked_for_line = True
+            address = self.ask(LINE, None)
+            with contextlib.suppress(OSError):
+                self._line = LineEnd(address) if address is not None else None
+        elif self._line is not None:
+            return self._ask_over(self._line, topic, value)
         return self.ask(topic, value)
+
+    def _ask_over(self, line: LineEnd, topic: str, value: Any) -> Any:
+        if self.is_unwinding:
+            raise Unwind
+        try:
+            return line.ask(topic, value)
+        except (EOFError, OSError):
+            if self.is_unwinding:
+                raise Unwind from None
+            raise
+
+    def hang_up(self) -> None:
+        """In the thread of the call, at the latest when it is over: the next one asks for a line of its own."""
+        line, self._line, self._has_asked_for_line = self._line, None, False
+        if line is not None:
+            with self._changed:  # nobody wakes it now
+                line.close()
 
     def _put_question(self, number: int, topic: str, value: Any) -> None:
         """In any thread: once the call is unwinding, no answer will come."""
@@ -150,6 +178,8 @@ class RayWire:
         with self._changed:
             self.stopping = self.is_unwinding = True
             self._changed.notify_all()
+            if self._line is not None:
+                self._line.wake()
         self.questions.abandon(Unwind())
 
     def begin_epoch(self, epoch: int) -> None:
@@ -274,8 +304,12 @@ class RayWorker:
     def _answer(self, payload: bytes) -> None:
         with contextlib.suppress(OSError):  # Ray gives way to everybody else; training does not, where it may choose
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
-        with contextlib.suppress(Unwind):
+        try:
             self._call(payload)
+        except Unwind:
+            pass
+        finally:
+            self._wire.hang_up()
 
     def _call(self, payload: bytes) -> None:
         try:

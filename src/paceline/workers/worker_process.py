@@ -113,6 +113,9 @@ class ProcessWire:
         except (EOFError, OSError):
             _end_without_driver()
 
+    def hang_up(self) -> None:
+        """Nothing to do: the socket is there anyway."""
+
     def preempt(self) -> None:
         """The machine, or whoever owns it, wants this process gone. In a call, that is the driver's business: it lets
         the function save first."""

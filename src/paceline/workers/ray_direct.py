@@ -1,0 +1,151 @@
+"""A short way between the driver and workers on its machine, past Ray, for a call that only waits for what the driver
+says next: there and back takes a fifth of the time.
+
+    worker   "asked", for a line     ──── Ray ────►   driver makes two pipes
+    worker   opens them by /proc     ◄─── Ray ─────   where they are, or None if others are on other machines
+    worker   its first question      ──── Ray ────►   driver closes the ends that are the worker's
+    worker   the next ones           ═══ pipes ═══    their answers
+
+Who cannot open the pipes, in a container of its own, goes on with Ray.
+"""
+
+import contextlib
+import fcntl
+import os
+import pickle
+import select
+from typing import Any
+
+from paceline.workers.framing import FrameReader, write_frame, write_patiently
+from paceline.workers.proc_files import Address, address_of, new_memory, opened
+
+LINE = "paceline.line"
+"""The topic by which a worker asks for its line."""
+
+_PIPE_BYTES = 1 << 20
+_TELL_S = 30.0
+
+LineAddress = tuple[Address, Address, Address]
+"""Something that no other machine has; where the worker reads; and where it writes."""
+
+
+class Lines:
+    """The driver's ends, by rank."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, _Line] = {}
+        self._poller: select.epoll | None = None
+
+    @property
+    def num_settled(self) -> int:
+        """How many are in use."""
+        return sum(line.is_settled for line in self._lines.values())
+
+    def make(self, rank: int) -> LineAddress:
+        self._drop(rank)
+        if self._poller is None:
+            self._poller = select.epoll()
+        line = self._lines[rank] = _Line()
+        self._poller.register(line.inbox, select.EPOLLIN)
+        return line.address
+
+    def settle(self, rank: int) -> None:
+        """The worker has opened what it was given, or could not."""
+        if rank in self._lines:
+            self._lines[rank].settle()
+
+    def questions(self, timeout_s: float) -> list[tuple[int, Any]]:
+        """What has come, with the rank it is from. A line whose worker has closed it is gone then."""
+        assert self._poller is not None, "no line was made"
+        ready, found = {fd for fd, _ in self._poller.poll(timeout_s)}, []
+        for rank, line in list(self._lines.items()):
+            if line.inbox in ready:
+                found += [(rank, pickle.loads(body)) for body in line.messages.bodies()]
+                if line.messages.closed:
+                    self._drop(rank)
+        return found
+
+    def answer(self, rank: int, value: Any) -> None:
+        if rank in self._lines:
+            with contextlib.suppress(OSError):  # that a worker is gone, Ray tells
+                write_patiently(self._lines[rank].outbox, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), _TELL_S)
+
+    def clear(self) -> None:
+        for rank in list(self._lines):
+            self._drop(rank)
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+
+    def _drop(self, rank: int) -> None:
+        line = self._lines.pop(rank, None)
+        if line is not None and self._poller is not None:
+            self._poller.unregister(line.inbox)
+            line.close()
+
+
+class _Line:
+    def __init__(self) -> None:
+        self._theirs: list[int] = [new_memory("line")]
+        for_worker, self.outbox = os.pipe2(os.O_CLOEXEC)
+        self.inbox, from_worker = os.pipe2(os.O_CLOEXEC)
+        self._theirs += [for_worker, from_worker]
+        for fd in (self.outbox, self.inbox):
+            with contextlib.suppress(OSError):  # a smaller pipe only takes longer
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            os.set_blocking(fd, False)
+        self.messages = FrameReader(self.inbox)
+
+    @property
+    def address(self) -> LineAddress:
+        mark, for_worker, from_worker = map(address_of, self._theirs)
+        return mark, for_worker, from_worker
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._theirs
+
+    def settle(self) -> None:
+        theirs, self._theirs = self._theirs, []
+        for fd in theirs:
+            os.close(fd)
+
+    def close(self) -> None:
+        self.settle()
+        os.close(self.outbox)
+        os.close(self.inbox)
+
+
+class LineEnd:
+    """The worker's. OSError if it cannot be had here. For one thread; `wake` is for another."""
+
+    def __init__(self, address: LineAddress):
+        mark, for_worker, from_worker = address
+        with contextlib.ExitStack() as stack:
+
+            def kept(fd: int) -> int:
+                stack.callback(os.close, fd)
+                return fd
+
+            os.close(opened(mark, os.O_RDONLY))
+            self._inbox = kept(opened(for_worker, os.O_RDONLY | os.O_NONBLOCK))
+            self._outbox = kept(opened(from_worker, os.O_WRONLY))
+            self._wake = kept(os.eventfd(0, os.EFD_CLOEXEC))
+            self.close = stack.pop_all().close
+        self._messages = FrameReader(self._inbox)
+        self._poller = select.poll()
+        self._poller.register(self._inbox, select.POLLIN)
+        self._poller.register(self._wake, select.POLLIN)
+
+    def ask(self, topic: str, value: Any) -> Any:
+        """EOFError if there is no answer any more: the driver is gone, or `wake` was called."""
+        write_frame(self._outbox, pickle.dumps((topic, value), pickle.HIGHEST_PROTOCOL))
+        while not self._messages.closed:
+            if self._wake in dict(self._poller.poll()):
+                break
+            for body in self._messages.bodies():
+                return pickle.loads(body)
+        raise EOFError
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake, 1)

@@ -1,0 +1,113 @@
+"""The short way past Ray, with both of its ends in one process."""
+
+import os
+import threading
+
+import pytest
+
+from paceline.workers.ray_direct import LineEnd, Lines
+
+
+@pytest.fixture
+def lines():
+    lines = Lines()
+    yield lines
+    lines.clear()
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def asking(end, value):
+    """The thread of a call that asks; it has what came of it."""
+    found = []
+
+    def ask():
+        try:
+            found.append(end.ask("topic", value))
+        except EOFError:
+            found.append("no answer any more")
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.found = found
+    thread.start()
+    return thread
+
+
+def questions(lines):
+    """As soon as there are any."""
+    while not (found := lines.questions(1.0)):
+        pass
+    return found
+
+
+def joined(thread):
+    thread.join(10)
+    return thread.found
+
+
+@pytest.mark.parametrize("size", [1, 5_000_000])
+def test_questions_and_their_answers(lines, size):
+    ends = [LineEnd(lines.make(rank)) for rank in range(2)]
+    for rank in range(2):
+        lines.settle(rank)
+    for _ in range(3):
+        asked = [asking(end, bytes(size)) for end in ends]
+        found = {}
+        while len(found) < 2:
+            found |= dict(questions(lines))
+        assert found == dict.fromkeys(range(2), ("topic", bytes(size)))
+        for rank in range(2):
+            lines.answer(rank, bytes(size) + str(rank).encode())
+        assert [joined(one) for one in asked] == [[bytes(size) + b"0"], [bytes(size) + b"1"]]
+
+
+def test_line_is_in_use_when_the_worker_has_it_and_gone_when_it_hangs_up(lines):
+    end = LineEnd(lines.make(3))
+    assert lines.num_settled == 0
+    lines.settle(3)
+    assert lines.num_settled == 1
+    end.close()
+    assert lines.questions(10.0) == []
+    assert lines.num_settled == 0
+    lines.answer(3, "to nobody")
+
+
+def test_worker_that_could_not_open_its_line_has_none(lines):
+    (path, name), *others = lines.make(0)
+    with pytest.raises(OSError, match="is not"):  # on another machine, another file may be there
+        LineEnd(((path, name + "x"), *others))
+    lines.settle(0)
+    assert lines.questions(10.0) == []
+    assert lines.num_settled == 0
+
+
+def test_who_waits_for_an_answer_is_woken(lines):
+    end = LineEnd(lines.make(0))
+    lines.settle(0)
+    thread = asking(end, 1)
+    questions(lines)
+    end.wake()
+    assert joined(thread) == ["no answer any more"]
+
+
+def test_driver_that_is_gone_answers_nobody(lines):
+    end = LineEnd(lines.make(0))
+    lines.settle(0)
+    thread = asking(end, 1)
+    questions(lines)
+    lines.clear()
+    assert joined(thread) == ["no answer any more"]
+
+
+def test_nothing_is_left_open():
+    former = open_files()
+    lines = Lines()
+    for _ in range(3):
+        ends = [LineEnd(lines.make(rank)) for rank in range(2)]
+        lines.settle(0)
+        ends[0].close()
+        ends[1].close()
+        lines.clear()
+    assert open_files() == former
