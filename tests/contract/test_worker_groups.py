@@ -1,12 +1,14 @@
 """One suite for every engine that Paceline knows: what `WorkerGroup` promises holds wherever the workers live."""
 
 import os
+import resource
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 
+import numpy as np
 import pytest
 
 from paceline import registry
@@ -445,6 +447,22 @@ def test_a_question_is_answered(group):
         group.poll(0.1, deliver)
     assert {event.value for event in of(Returned, events)} == {(42, "negative")}
     assert [event.topic for event in of(Asked, events)] == ["double"] * 2 * len(group.infos)
+
+
+def test_memory_that_a_step_has_freed_is_there_for_the_next(process_group):
+    """If the kernel gets it back, every page of it is a fault again."""
+
+    def faults_of_steps(wire):
+        former = 0
+        for number in range(25):
+            tensors = [np.ones(1 << 17) for _ in range(20)]  # a megabyte each
+            del tensors
+            if number == 4:
+                former = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - former
+
+    num_pages = 20 * (20 << 20) // resource.getpagesize()
+    assert all(event.value < num_pages / 10 for event in of(Returned, run(process_group, faults_of_steps)))
 
 
 def converse(wire, num_questions):

@@ -27,6 +27,7 @@ from paceline import frameworks
 from paceline.workers import parcel
 from paceline.workers.base import Place, Spent
 from paceline.workers.garbage import Garbage
+from paceline.workers.heap import keep_freed_memory
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import LogTail, redirect_output
 from paceline.workers.questions import Questions
@@ -205,6 +206,7 @@ class RayWorker:
         on_sigterm(self._preempt)
         self._importing = threading.Lock()
         self._garbage = Garbage()
+        keep_freed_memory()
         self.preload(preload)
 
     def preload(self, modules: Sequence[str]) -> None:

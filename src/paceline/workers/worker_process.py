@@ -27,6 +27,7 @@ from paceline.workers.base import DIRECT, Place
 from paceline.workers.edits import user_files
 from paceline.workers.framing import recv_message, send_message, write_frame
 from paceline.workers.garbage import Garbage
+from paceline.workers.heap import keep_freed_memory
 from paceline.workers.nursery_process import adopt_orphans
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import flush_output, redirect_output
@@ -192,6 +193,7 @@ def _settle(spec: dict[str, Any]) -> None:
         os.chdir(spec["cwd"])
     user_files.forget_edited()
     generators.reseed()
+    keep_freed_memory()
     redirect_output(spec["log_path"])
     stacks = os.open(spec["stacks_path"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
