@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -111,3 +112,26 @@ def test_nothing_is_left_open():
         ends[1].close()
         lines.clear()
     assert open_files() == former
+
+
+def test_too_many_open_files_leave_nothing_open(monkeypatch, lines):
+    lines.make(0)  # has what it needs for all of them
+    former = open_files()
+    for calls in range(3):
+        with monkeypatch.context() as context:
+            context.setattr(os, "pipe2", refusing(os.pipe2, after=calls))
+            with pytest.raises(OSError, match="too many") if calls < 2 else nullcontext():
+                lines.make(1)
+    assert open_files() == former + 5
+    assert lines.num_settled == 0
+
+
+def refusing(act, after):
+    calls = iter(range(100))
+
+    def limited(*args):
+        if next(calls) >= after:
+            raise OSError("too many open files")
+        return act(*args)
+
+    return limited

@@ -232,10 +232,12 @@ class RayGroup:
             self._next_collect = time.monotonic() + BATCH_S
 
     def _give_line(self, actor: Actor, number: int) -> None:
-        """If all workers are here: else a step takes as long as those elsewhere."""
-        here = ray.get_runtime_context().get_node_id()
-        is_near = all(other.facts["node_id"] == here for other in self._roster.seated())
-        actor.answer(number, self._lines.make(_rank(actor)) if is_near else None)
+        """If all workers are here: else a step takes as long as those elsewhere; and if files can be opened."""
+        here, address = ray.get_runtime_context().get_node_id(), None
+        if all(other.facts["node_id"] == here for other in self._roster.seated()):
+            with contextlib.suppress(OSError):
+                address = self._lines.make(_rank(actor))
+        actor.answer(number, address)
 
     def _open_polls(self) -> dict[Any, Actor]:
         """Of all actors, but for those that are soon to be answered; of these too, if there are no others to wait

@@ -9,11 +9,11 @@ says next: there and back takes a fifth of the time.
 Who cannot open the pipes, in a container of its own, goes on with Ray.
 """
 
-import contextlib
 import fcntl
 import os
 import pickle
 import select
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from paceline.workers.framing import FrameReader, write_frame, write_patiently
@@ -67,7 +67,7 @@ class Lines:
 
     def answer(self, rank: int, value: Any) -> None:
         if rank in self._lines:
-            with contextlib.suppress(OSError):  # that a worker is gone, Ray tells
+            with suppress(OSError):  # that a worker is gone, Ray tells
                 write_patiently(self._lines[rank].outbox, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), _TELL_S)
 
     def clear(self) -> None:
@@ -86,34 +86,24 @@ class Lines:
 
 class _Line:
     def __init__(self) -> None:
-        self._theirs: list[int] = [new_memory("line")]
-        for_worker, self.outbox = os.pipe2(os.O_CLOEXEC)
-        self.inbox, from_worker = os.pipe2(os.O_CLOEXEC)
-        self._theirs += [for_worker, from_worker]
-        for fd in (self.outbox, self.inbox):
-            with contextlib.suppress(OSError):  # a smaller pipe only takes longer
-                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            os.set_blocking(fd, False)
+        with ExitStack() as theirs, ExitStack() as ours:
+            mark = _kept(theirs, new_memory("line"))
+            for_worker, self.outbox = (_kept(end, fd) for end, fd in zip((theirs, ours), _pipe(), strict=True))
+            self.inbox, from_worker = (_kept(end, fd) for end, fd in zip((ours, theirs), _pipe(), strict=True))
+            for fd in (self.outbox, self.inbox):
+                os.set_blocking(fd, False)
+            self.address: LineAddress = (address_of(mark), address_of(for_worker), address_of(from_worker))
+            self.is_settled = False
+            self._theirs, self._ours = theirs.pop_all(), ours.pop_all()
         self.messages = FrameReader(self.inbox)
 
-    @property
-    def address(self) -> LineAddress:
-        mark, for_worker, from_worker = map(address_of, self._theirs)
-        return mark, for_worker, from_worker
-
-    @property
-    def is_settled(self) -> bool:
-        return not self._theirs
-
     def settle(self) -> None:
-        theirs, self._theirs = self._theirs, []
-        for fd in theirs:
-            os.close(fd)
+        self.is_settled = True
+        self._theirs.close()
 
     def close(self) -> None:
         self.settle()
-        os.close(self.outbox)
-        os.close(self.inbox)
+        self._ours.close()
 
 
 class LineEnd:
@@ -121,17 +111,12 @@ class LineEnd:
 
     def __init__(self, address: LineAddress):
         mark, for_worker, from_worker = address
-        with contextlib.ExitStack() as stack:
-
-            def kept(fd: int) -> int:
-                stack.callback(os.close, fd)
-                return fd
-
-            os.close(opened(mark, os.O_RDONLY))
-            self._inbox = kept(opened(for_worker, os.O_RDONLY | os.O_NONBLOCK))
-            self._outbox = kept(opened(from_worker, os.O_WRONLY))
-            self._wake = kept(os.eventfd(0, os.EFD_CLOEXEC))
-            self.close = stack.pop_all().close
+        with ExitStack() as files:
+            _kept(files, opened(mark, os.O_RDONLY))
+            self._inbox = _kept(files, opened(for_worker, os.O_RDONLY | os.O_NONBLOCK))
+            self._outbox = _kept(files, opened(from_worker, os.O_WRONLY))
+            self._wake = _kept(files, os.eventfd(0, os.EFD_CLOEXEC))
+            self.close = files.pop_all().close
         self._messages = FrameReader(self._inbox)
         self._poller = select.poll()
         self._poller.register(self._inbox, select.POLLIN)
@@ -149,3 +134,15 @@ class LineEnd:
 
     def wake(self) -> None:
         os.eventfd_write(self._wake, 1)
+
+
+def _pipe() -> tuple[int, int]:
+    reads, writes = os.pipe2(os.O_CLOEXEC)
+    with suppress(OSError):  # a smaller one only takes longer
+        fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return reads, writes
+
+
+def _kept(files: ExitStack, fd: int) -> int:
+    files.callback(os.close, fd)
+    return fd
