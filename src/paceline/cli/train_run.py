@@ -23,7 +23,7 @@ HELP = """Train the experiment of this folder, as its conf.yaml says.
 
 A path is a section and what follows, or the end of exactly one path. +path=value adds, ~path goes back to the code.
 A configuration that has been run before with the same code is not run again, unless --force says so; --resume goes on
-with a run of it that has not succeeded. Exit code: 1 if a run fails.
+with a run of it that has not succeeded; if there is none, it says so and begins one. Exit code: 1 if a run fails.
 
 What workers print is on stdout, and the run folder is its last line. With --json, stdout has an object for each run
 and nothing else.
@@ -117,6 +117,8 @@ def _run_one(plan: "Plan", options: dict[str, Any], force: bool, resume: bool, j
                 begun.path = former.path
                 resume_plan(plan, former, callbacks=[begun])
             else:  # asked again when all is ready: another process may have begun the same in the meantime
+                if resume:
+                    say(f"No run of this configuration ({plan.config_hash}) and code is there to resume: one begins.")
                 run_plan(plan, **options, say=say, callbacks=[begun], before_begin=refuse_again)
     except _HasBeenRun as again:
         return _tell_former(again.former, plan, json)
