@@ -1,5 +1,6 @@
 """`paceline train`, as somebody uses it who has never seen it."""
 
+import gc
 import json
 import os
 import subprocess
@@ -65,6 +66,15 @@ def test_bind_keeps_what_was_edited_and_says_what_is_new(project, call):
     conf.write_text("a: [")
     call("train", "bind", "--reset")
     assert conf.read_text() == before.replace("name: digits", "name: experiment")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["bind", "--check"], 0), (["run", "cfg.num_epochs=many"], 2)])
+def test_experiment_is_imported_without_collecting_garbage(words, code, project, call):
+    with (project / "src/tools.py").open("a") as file:
+        file.write("\nimport gc\n\nIS_COLLECTED = gc.isenabled()\n")
+    call("train", *words, code=code)
+    assert not sys.modules["src.tools"].IS_COLLECTED
+    assert gc.isenabled()
 
 
 def test_sweep_is_a_run_for_each_combination(project, call):

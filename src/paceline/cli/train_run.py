@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.asking import FAILED, INTERRUPTED, OK, USAGE, give, say
+from paceline.no_collection import no_collection
 
 if TYPE_CHECKING:
     from paceline.experiment.plan import Plan
@@ -77,10 +78,11 @@ def plans_of(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tup
     from paceline.experiment import check_installed
 
     check_installed()
-    from paceline.experiment.overrides import expand
-    from paceline.experiment.project import load_experiment, load_plan
+    with no_collection():
+        from paceline.experiment.overrides import expand
+        from paceline.experiment.project import load_experiment, load_plan
 
-    experiment = load_experiment(Path.cwd())
+        experiment = load_experiment(Path.cwd())
     if not is_sweep:
         return [(overrides, load_plan(experiment, conf, overrides), None)]
     combinations, sweep_id = expand(overrides), secrets.token_hex(4)
