@@ -1,5 +1,6 @@
 """`paceline train`, as somebody uses it who has never seen it."""
 
+import gc
 import json
 import os
 import subprocess
@@ -7,83 +8,77 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import paceline
-from paceline.cli.app import build
 from paceline.errors import ConfigError
 from paceline.experiment.new_project import make_project, template
 
 EXAMPLE = Path(__file__).parents[2] / "examples/experiment"
 
 
-@pytest.fixture(scope="module")
-def train(tmp_path_factory):
-    """Runs `paceline train ...` in a new project; gives exit code, standard output and standard error."""
-    folder, results = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("results")
-
-    def train(*words, cwd=folder / "digits", code=0):
-        env = {**os.environ, "PACELINE_RESULTS": str(results), "NO_COLOR": "1"}
-        command = [sys.executable, "-m", "paceline", *words]
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=env, timeout=150)
-        assert done.returncode == code, done.stderr
-        return done.stdout, done.stderr
-
-    shown, _ = train("new", "digits", cwd=folder)  # as the seed of this command line has it
-    assert shown == f"{folder / 'digits'}\n"
-    train.results = results
-    return train
-
-
-def test_new_project_runs_once(train):
+def test_new_project_runs_once(work_in, call, tmp_path):
+    folder, results = tmp_path / "digits", tmp_path / "results"
     words = ["train", "run", "num_epochs=1", "start_workers=1"]
-    shown, _ = train(*words)
-    path = train.results / "digits/run_001"
-    assert shown.splitlines()[-1] == str(path)
-    assert "epoch 1/1" in shown
-    shown, told = train(*words, "--json")
-    assert json.loads(shown)["path"] == str(path)
+    assert program("new", "digits", cwd=tmp_path)[0] == f"{folder}\n"  # as the seed of this command line has it
+    shown, told = program(*words, "--json", cwd=folder, PACELINE_RESULTS=str(results))
+    path = str(results / "digits/run_001")
+    assert json.loads(shown)["path"] == path
+    assert "epoch 1/1" in told
+    work_in(folder, results)
+    shown, told = call(*words, "--json")
+    assert json.loads(shown)["path"] == path
     assert "has been run with this code: digits/run_001, SUCCEEDED." in told
+    assert call(*words)[0] == f"{path}\n"
+    shown, _ = call(*words, "--force")
+    assert shown.splitlines()[-1] == str(results / "digits/run_002")
+    assert "epoch 1/1" in shown
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A new project, in which commands run in this process; each starts with its modules not imported."""
-    make_project(tmp_path / "digits")
-    monkeypatch.chdir(tmp_path / "digits")
-    monkeypatch.syspath_prepend(tmp_path / "digits")
-    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path / "results"))
-    yield tmp_path / "digits"
-    for name in [name for name in sys.modules if name == "src" or name.startswith("src.")]:
-        del sys.modules[name]
-
-
-def call(*words, code=0):
-    done = CliRunner().invoke(build("train"), ["train", *words])
-    assert done.exit_code == code, done.output
+def program(*words, cwd, **variables):
+    """Runs `paceline` as a program of its own."""
+    command, env = [sys.executable, "-m", "paceline", *words], {**os.environ, "NO_COLOR": "1", **variables}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=env, timeout=150)
+    assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
 
-def test_bind_keeps_what_was_edited_and_says_what_is_new(project):
-    call("bind", "--check")
+@pytest.fixture
+def project(tmp_path, work_in):
+    """A new project, in which commands run in this process; each test starts with its modules not imported."""
+    make_project(tmp_path / "digits")
+    work_in(tmp_path / "digits", tmp_path / "results")
+    return tmp_path / "digits"
+
+
+def test_bind_keeps_what_was_edited_and_says_what_is_new(project, call):
+    call("train", "bind", "--check")
     conf = project / "src/conf.yaml"
     before = conf.read_text()
     conf.write_text(before.replace("    amsgrad: false\n", "").replace("lr: 0.003", "lr: 0.5  # mine"))
-    assert call("bind", "--check", code=1)[1] == "missing: optimizers.adam.amsgrad\n"
-    assert "+    amsgrad: false" in call("bind", "--diff")[0].splitlines()
-    shown, told = call("bind")
+    assert call("train", "bind", "--check", code=1)[1] == "missing: optimizers.adam.amsgrad\n"
+    assert "+    amsgrad: false" in call("train", "bind", "--diff")[0].splitlines()
+    shown, told = call("train", "bind")
     assert shown == f"{conf}\n"
     assert "edited: optimizers.adam.lr: 0.5 (code: 0.003)" in told
     assert conf.read_text() == before.replace("lr: 0.003", "lr: 0.5  # mine")
-    call("bind", "--reset")
+    call("train", "bind", "--reset")
     assert conf.read_text() == before, "and the name of its runs stays"
     conf.write_text("a: [")
-    call("bind", "--reset")
+    call("train", "bind", "--reset")
     assert conf.read_text() == before.replace("name: digits", "name: experiment")
 
 
-def test_sweep_is_a_run_for_each_combination(project):
-    words = ["run", "-m", "num_epochs=1", "start_workers=0", "train.batch_size=500", "lr=1e-2,1e-3"]
+@pytest.mark.parametrize(("words", "code"), [(["bind", "--check"], 0), (["run", "cfg.num_epochs=many"], 2)])
+def test_experiment_is_imported_without_collecting_garbage(words, code, project, call):
+    with (project / "src/tools.py").open("a") as file:
+        file.write("\nimport gc\n\nIS_COLLECTED = gc.isenabled()\n")
+    call("train", *words, code=code)
+    assert not sys.modules["src.tools"].IS_COLLECTED
+    assert gc.isenabled()
+
+
+def test_sweep_is_a_run_for_each_combination(project, call):
+    words = ["train", "run", "-m", "num_epochs=1", "start_workers=0", "train.batch_size=500", "lr=1e-2,1e-3"]
     shown, told = call(*words)
     paths = [line for line in shown.splitlines() if line.startswith("/")]
     runs = [paceline.load_run(path) for path in paths]
@@ -91,11 +86,11 @@ def test_sweep_is_a_run_for_each_combination(project):
     assert [run.request["parent"]["number"] for run in runs] == [1, 2]
     [sweep] = {run.request["parent"]["sweep"] for run in runs}
     assert f"`paceline xp ls --filter config.sweep={sweep}`" in told
-    listed = CliRunner().invoke(build("xp"), ["xp", "ls", "-q", "--filter", f"config.sweep={sweep}"])
-    assert {*listed.stdout.split()} == {"digits/run_001", "digits/run_002"}
+    listed, _ = call("xp", "ls", "-q", "--filter", f"config.sweep={sweep}")
+    assert {*listed.split()} == {"digits/run_001", "digits/run_002"}
 
 
-def test_run_that_failed_is_gone_on_with(project):
+def test_run_that_failed_is_gone_on_with(project, call):
     with (project / "src/experiment.py").open("a") as file:
         file.write(
             "\n\nclass Interrupted(Experiment):\n"
@@ -110,7 +105,7 @@ def test_run_that_failed_is_gone_on_with(project):
         text.replace("import torch\n", "from pathlib import Path\n\nimport torch\n", 1)
     )
     (project / "broken").touch()
-    words = ["run", "num_epochs=2", "start_workers=0", "train.batch_size=500"]
+    words = ["train", "run", "num_epochs=2", "start_workers=0", "train.batch_size=500"]
     assert "as asked" in call(*words, code=1)[1]
     assert "--resume goes on with that run." in call(*words, code=2)[1]
     (project / "broken").unlink()
@@ -122,9 +117,9 @@ def test_run_that_failed_is_gone_on_with(project):
     assert "SUCCEEDED" in call(*words, "--resume")[1]
 
 
-def test_batches_are_prepared_once(project, tmp_path, monkeypatch):
+def test_batches_are_prepared_once(project, call, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_STORAGE", str(tmp_path))
-    words = ["run", "num_epochs=1", "start_workers=0", "cfg.seed=0", "--force"]
+    words = ["train", "run", "num_epochs=1", "start_workers=0", "cfg.seed=0", "--force"]
     mapped, told = call(*words, "--prepare-batches")
     assert told.count(" is prepared (") == 3
     again, told = call(*words, "--prepare-batches")
@@ -137,16 +132,20 @@ def test_batches_are_prepared_once(project, tmp_path, monkeypatch):
     assert frames[0].equals(frames[2])
 
 
-def test_other_code_is_another_run(project):
-    words = ["run", "num_epochs=1", "start_workers=0", "train.batch_size=500"]
-    first, again = call(*words)[0].split()[-1], call(*words)[0].split()[-1]
-    assert first == again
+def test_other_code_is_another_run(project, call):
+    words = ["train", "run", "num_epochs=1", "start_workers=0", "train.batch_size=500"]
+    first, told = call(*words)
+    assert "to resume" not in told
+    assert call(*words)[0].split()[-1] == first.split()[-1]
     with (project / "src/model.py").open("a") as file:
         file.write("# another line\n")
-    assert call(*words)[0].split()[-1].endswith("run_002")
+    shown, told = call(*words, "--resume")
+    assert shown.split()[-1].endswith("run_002")
+    assert told.count(" and code is there to resume: one begins.\n") == 1
+    assert "to resume" not in call(*words, "--resume")[1]
 
 
-def test_failed_run_is_told_and_can_be_resumed(project):
+def test_failed_run_is_told_and_can_be_resumed(project, call):
     """Of the workers' output nothing is among the answers of --json."""
     file = project / "src/experiment.py"
     file.write_text(
@@ -162,7 +161,7 @@ def test_failed_run_is_told_and_can_be_resumed(project):
         )
         .replace("        self.reset_all_metrics_and_losses()\n        for", "        self.on_bad_day()\n        for")
     )
-    words = ["run", "num_epochs=1", "start_workers=0", "train.batch_size=500", "--json"]
+    words = ["train", "run", "num_epochs=1", "start_workers=0", "train.batch_size=500", "--json"]
     shown, told = call(*words, code=1)
     assert (json.loads(shown)["run"], json.loads(shown)["state"]) == ("digits/run_001", "FAILED")
     assert "upside down" in told
@@ -175,19 +174,19 @@ def test_failed_run_is_told_and_can_be_resumed(project):
     assert "a line of the worker" in told
 
 
-def test_new_tells_in_json(tmp_path, monkeypatch):
+def test_new_tells_in_json(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert json.loads(call("new", "digits", "--json")[0]) == {"name": "digits", "path": str(tmp_path / "digits")}
+    shown, _ = call("train", "new", "digits", "--json")
+    assert json.loads(shown) == {"name": "digits", "path": str(tmp_path / "digits")}
 
 
-def test_what_cannot_run_is_said_before_anything_starts(project, tmp_path, monkeypatch):
-    _, told = call("run", "optimizers.adam.lr=high", "models.dnn.fc._target_=os.system", code=2)
+def test_what_cannot_run_is_said_before_anything_starts(project, call, forget, tmp_path, monkeypatch):
+    _, told = call("train", "run", "optimizers.adam.lr=high", "models.dnn.fc._target_=os.system", code=2)
     assert "2 problems" in told
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in sys.modules if name == "src" or name.startswith("src.")]:
-        del sys.modules[name]
+    forget()
     sys.path.remove(str(project))
-    assert "Go to the folder of an experiment" in call("run", code=2)[1]
+    assert "Go to the folder of an experiment" in call("train", "run", code=2)[1]
     assert not (tmp_path / "results").exists()
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import psutil
 import pytest
 
 import paceline
@@ -166,6 +167,8 @@ def test_board_is_served_on_the_loopback(start, tmp_path):
     assert url.startswith("http://127.0.0.1:"), board.stderr.read()
     with urllib.request.urlopen(f"{url}data/runs", timeout=60) as answer:
         assert json.load(answer) == ["digits/run_001"]
+    [served] = psutil.Process(board.pid).children()
+    assert not any("tensorflow" in one.path for one in served.memory_maps()), "it takes many seconds to import"
     assert "Ctrl-C ends it" in board.stderr.readline()
     board.send_signal(signal.SIGINT)
     assert board.wait(60) == 130

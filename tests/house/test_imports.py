@@ -24,7 +24,7 @@ FLOORS = [
     {"backends", "callbacks", "data", "runs"},
     {"checkpoints"},
     {"project_file", "workers"},
-    {"folder_removal", "html_table", "json_text", "regular_files", "torch_names"},
+    {"folder_removal", "html_table", "json_text", "no_collection", "regular_files", "torch_names"},
     {"frameworks"},
     {"errors", "registry"},
 ]

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from paceline.cli.quick import QuickCommand, QuickGroup
+from paceline.no_collection import no_collection
 
 OK, FAILED, USAGE, NOT_FOUND, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 124, 130
 
@@ -173,11 +174,8 @@ class Store:
         # Tens of thousands of small values, and no cycle among them: there is nothing for the collector to find, now or
         # at the exit, and its search would take as long as to read the index.
         atexit.register(gc.freeze)
-        gc.disable()
-        try:
+        with no_collection():
             self.runs = find_runs(self.root, cache=self.cache, tell=say)
-        finally:
-            gc.enable()
 
     def tags_of(self, name: str) -> frozenset[str]:
         from paceline.runs.tags import read_tags

@@ -23,6 +23,14 @@ from paceline.runs.summary import collect
 _LOOK_S = 2.0
 _START_S = 120.0
 _URL = re.compile(r"(http://\S+)")
+_TENSORBOARD = """
+import sys, types
+sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
+from tensorboard.main import run_main
+run_main()
+"""
+"""Where TensorFlow is installed, `python -m tensorboard.main` imports it, for many seconds, to read files that
+TensorBoard can read as well. A module of that name tells it to do without: see tensorboard/compat."""
 
 
 class Page:
@@ -143,7 +151,7 @@ class _Mirror:
 
 
 def _start(folder: Path, port: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
+    command = [sys.executable, "-c", _TENSORBOARD, "--logdir", str(folder), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--reload_interval", "2", "--load_fast", "false"]
     return subprocess.Popen(
         command,

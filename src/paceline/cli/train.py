@@ -7,6 +7,7 @@ import typer
 
 from paceline.cli import train_launch, train_run
 from paceline.cli.asking import FAILED, Json, add_command, give, give_json, new_group, say
+from paceline.no_collection import no_collection
 
 _HELP = """Typed experiments: make one, bind its configuration, run it, launch it.
 
@@ -67,11 +68,12 @@ def bind(
     if check + diff + reset > 1:
         raise ArgumentError("--check, --diff and --reset do not go together: choose one.")
     check_installed()
-    from paceline.experiment.project import conf_to_write, load_experiment, read_conf
-    from paceline.experiment.schema import schema_of
-
     project = Path.cwd()
-    schema = schema_of(load_experiment(project))
+    with no_collection():
+        from paceline.experiment.project import conf_to_write, load_experiment, read_conf
+        from paceline.experiment.schema import schema_of
+
+        schema = schema_of(load_experiment(project))
     path = conf_to_write(project)
     text = read_conf(path) if path.exists() else None
     if check:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.asking import FAILED, INTERRUPTED, OK, USAGE, give, say
+from paceline.no_collection import no_collection
 
 if TYPE_CHECKING:
     from paceline.experiment.plan import Plan
@@ -23,7 +24,7 @@ HELP = """Train the experiment of this folder, as its conf.yaml says.
 
 A path is a section and what follows, or the end of exactly one path. +path=value adds, ~path goes back to the code.
 A configuration that has been run before with the same code is not run again, unless --force says so; --resume goes on
-with a run of it that has not succeeded. Exit code: 1 if a run fails.
+with a run of it that has not succeeded; if there is none, it says so and begins one. Exit code: 1 if a run fails.
 
 What workers print is on stdout, and the run folder is its last line. With --json, stdout has an object for each run
 and nothing else.
@@ -77,10 +78,11 @@ def plans_of(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tup
     from paceline.experiment import check_installed
 
     check_installed()
-    from paceline.experiment.overrides import expand
-    from paceline.experiment.project import load_experiment, load_plan
+    with no_collection():
+        from paceline.experiment.overrides import expand
+        from paceline.experiment.project import load_experiment, load_plan
 
-    experiment = load_experiment(Path.cwd())
+        experiment = load_experiment(Path.cwd())
     if not is_sweep:
         return [(overrides, load_plan(experiment, conf, overrides), None)]
     combinations, sweep_id = expand(overrides), secrets.token_hex(4)
@@ -117,6 +119,8 @@ def _run_one(plan: "Plan", options: dict[str, Any], force: bool, resume: bool, j
                 begun.path = former.path
                 resume_plan(plan, former, callbacks=[begun])
             else:  # asked again when all is ready: another process may have begun the same in the meantime
+                if resume:
+                    say(f"No run of this configuration ({plan.config_hash}) and code is there to resume: one begins.")
                 run_plan(plan, **options, say=say, callbacks=[begun], before_begin=refuse_again)
     except _HasBeenRun as again:
         return _tell_former(again.former, plan, json)

@@ -7,7 +7,6 @@ something, the answer is the next poll. What is asked directly goes past Ray, if
 
 import contextlib
 import faulthandler
-import gc
 import importlib
 import os
 import signal
@@ -24,6 +23,7 @@ from typing import Any
 import psutil
 
 from paceline import frameworks
+from paceline.no_collection import no_collection
 from paceline.workers import parcel
 from paceline.workers.base import Place, Spent
 from paceline.workers.garbage import Garbage
@@ -211,12 +211,10 @@ class RayWorker:
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import while there is time; who takes a place meanwhile waits for the end of it."""
-        with self._importing:
-            gc.disable()  # the collector would walk every half-imported module again and again
+        with self._importing, no_collection():
             for module in modules:
                 with contextlib.suppress(ImportError):  # whoever needs it gets the error, in a call, with a traceback
                     importlib.import_module(module)
-            gc.enable()
             self._garbage.leave_modules_alone()
 
     def hello(self) -> dict[str, Any]:
@@ -315,7 +313,8 @@ class RayWorker:
 
     def _call(self, payload: bytes) -> None:
         try:
-            fn, args = parcel.loads(payload)
+            with no_collection():  # it imports what the function is made of
+                fn, args = parcel.loads(payload)
             value = pack_value(fn(self._wire, *args))
         except Unwind:
             raise
