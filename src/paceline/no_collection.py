@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """While much is made that stays: of modules that are imported, the collector would walk every one again and again,
-    for a fifth of the time that torch and torchmetrics take. Who has turned it off turns it on, also when threads
-    overlap."""
+    """While much is made that stays: of modules that are imported, the collector would walk every one again and again.
+    Who has turned it off turns it on, also when threads overlap."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
