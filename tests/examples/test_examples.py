@@ -208,8 +208,9 @@ def test_trainer_of_hugging_face_is_a_run(tmp_path):
     assert len(run.checkpoints) == 3
 
 
-def test_lightning_goes_on_after_a_kill(run):
+def test_lightning_goes_on_after_a_kill(run, tmp_path):
     assert "the same as undisturbed: True\n" in run("integrations/lightning_trainer.py")
+    assert (tmp_path / "killed_once").exists()
 
 
 def test_loop_with_fabric_is_a_run(tmp_path):
@@ -225,9 +226,10 @@ def test_folds_of_scikit_learn_are_dealt_to_workers(run):
     assert float(dict(line.split() for line in shown[2:])["mean"]) > 0.9
 
 
-def test_group_of_xgboost_loses_a_worker_and_builds_the_same_trees(run):
+def test_group_of_xgboost_loses_a_worker_and_builds_the_same_trees(run, tmp_path):
     shown = run("integrations/xgboost_group.py").splitlines()
     assert shown[-2:] == ["the same trees on both ranks: True", "and as if nobody was killed: True"]
+    assert (tmp_path / "killed_once").exists()
 
 
 def test_typed_experiment_is_bound_and_trains_on_two_workers(run):
