@@ -5,7 +5,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import StratifiedKFold
 
 import paceline
-from paceline import BackendConfig, Trainer
+from paceline import BackendConfig, LocalEngine, Trainer
 
 
 def train(config):
@@ -24,7 +24,8 @@ def train(config):
 
 
 if __name__ == "__main__":
-    with Trainer(backend=BackendConfig(), num_workers=2, logdir="forests") as trainer:
-        parts = trainer.run(train, {"num_folds": 6, "num_trees": 50})
+    engine = LocalEngine(preload=["sklearn.ensemble"])  # then not each worker has to import it
+    with Trainer(backend=BackendConfig(), num_workers=2, engine=engine, logdir="forests") as trainer:
+        parts = trainer.run(train, {"num_folds": 6, "num_trees": 20})
         print(f"{len(parts[0] | parts[1])} folds on {len(parts)} workers")
         print(paceline.load_run(trainer.latest_run_dir).folds["accuracy"].round(3).to_string())

@@ -12,7 +12,7 @@ from typing import ClassVar
 from sklearn.datasets import load_breast_cancer
 
 import paceline
-from paceline import BackendConfig, Trainer
+from paceline import BackendConfig, LocalEngine, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,8 @@ def train(config):
 
 
 if __name__ == "__main__":
-    with Trainer(backend=XGBoostConfig(), num_workers=2, logdir="xgboost") as trainer:
+    engine = LocalEngine(preload=["sklearn.datasets", "xgboost"])  # then a worker that is replaced need not import them
+    with Trainer(backend=XGBoostConfig(), num_workers=2, engine=engine, logdir="xgboost") as trainer:
         undisturbed = trainer.run(train, {"num_trees": 10})
         killed = trainer.run(train, {"num_trees": 10, "mark": os.path.abspath("killed_once")})
         losses = paceline.load_run(trainer.latest_run_dir).metrics.groupby("tree")["logloss"].first()

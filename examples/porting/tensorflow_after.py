@@ -22,4 +22,4 @@ if __name__ == "__main__":
     images, labels = load_digits(return_X_y=True)
     digits = from_numpy({"image": images / 16, "label": labels}).random_shuffle()
     with paceline.Trainer(backend="tensorflow", num_workers=2) as trainer:
-        print(trainer.run(train, {"lr": 0.003, "batch_size": 32, "epochs": 5}, dataset=digits))
+        print(trainer.run(train, {"lr": 0.01, "batch_size": 128, "epochs": 5}, dataset=digits))

@@ -15,4 +15,4 @@ def train(config):
 
 
 if __name__ == "__main__":
-    print(train({"lr": 0.003, "batch_size": 32, "epochs": 5}))
+    print(train({"lr": 0.01, "batch_size": 128, "epochs": 5}))

@@ -1,6 +1,7 @@
 """Every example runs as its reader would run it, and does what it says."""
 
 import ast
+import contextlib
 import os
 import re
 import statistics
@@ -16,16 +17,31 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs an example in an empty folder and gives its output. Its runs go where the test session's go."""
+def start(tmp_path):
+    """Starts an example in an empty folder, and gives what waits for its end and then gives its output. Its runs go
+    where the test session's go."""
+    with contextlib.ExitStack() as started:
 
-    def run(name, *args, **variables):
-        command, env = [sys.executable, EXAMPLES / name, *args], {**os.environ, **variables}
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=150)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        def start(name, *args, **variables):
+            command, env = [sys.executable, EXAMPLES / name, *args], {**os.environ, **variables}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            process = started.enter_context(subprocess.Popen(command, cwd=tmp_path, env=env, **pipes))
+            started.callback(process.kill)  # if the test fails before its end
 
-    return run
+            def output():
+                shown, errors = process.communicate(timeout=150)
+                assert process.returncode == 0, errors
+                return shown
+
+            return output
+
+        yield start
+
+
+@pytest.fixture
+def run(start):
+    """Runs an example, and gives its output."""
+    return lambda name, *args, **variables: start(name, *args, **variables)()
 
 
 def test_every_example_has_a_test():
@@ -104,12 +120,13 @@ def test_porting_after(run):
     assert metrics.query("epoch == 4")["loss"].tolist() == returned
 
 
-def test_tensorflow_before(run):
-    assert float(run("porting/tensorflow_before.py").splitlines()[-1]) > 0.9
+# Of a script before and after, both run at once: each takes seconds to import its framework, on a single core.
 
 
-def test_tensorflow_after(run):
-    returned = ast.literal_eval(run("porting/tensorflow_after.py").splitlines()[-1])
+def test_porting_tensorflow_before_and_after(start):
+    before, after = start("porting/tensorflow_before.py"), start("porting/tensorflow_after.py")
+    assert float(before().splitlines()[-1]) > 0.9
+    returned = ast.literal_eval(after().splitlines()[-1])
     metrics = paceline.list_runs()[0].metrics
     assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert metrics.query("epoch == 4")["accuracy"].tolist() == returned
@@ -124,10 +141,11 @@ def test_jax_digits_learns(run):
     assert last.startswith("The run is in ")
 
 
-def test_porting_jax_before_and_after_end_with_the_same_loss(run):
-    *epochs, before = run("porting/jax_before.py").splitlines()
+def test_porting_jax_before_and_after_end_with_the_same_loss(start):
+    one, two = start("porting/jax_before.py"), start("porting/jax_after.py")
+    *epochs, before = one().splitlines()
     assert [line.split(":")[0] for line in epochs] == [f"epoch {number}" for number in range(5)]
-    after = ast.literal_eval(run("porting/jax_after.py").splitlines()[-1])
+    after = ast.literal_eval(two().splitlines()[-1])
     assert after == pytest.approx([float(before)] * 2, rel=1e-4)
     metrics = paceline.list_runs()[0].metrics
     assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
@@ -190,8 +208,9 @@ def test_trainer_of_hugging_face_is_a_run(tmp_path):
     assert len(run.checkpoints) == 3
 
 
-def test_lightning_goes_on_after_a_kill(run):
+def test_lightning_goes_on_after_a_kill(run, tmp_path):
     assert "the same as undisturbed: True\n" in run("integrations/lightning_trainer.py")
+    assert (tmp_path / "killed_once").exists()
 
 
 def test_loop_with_fabric_is_a_run(tmp_path):
@@ -207,9 +226,10 @@ def test_folds_of_scikit_learn_are_dealt_to_workers(run):
     assert float(dict(line.split() for line in shown[2:])["mean"]) > 0.9
 
 
-def test_group_of_xgboost_loses_a_worker_and_builds_the_same_trees(run):
+def test_group_of_xgboost_loses_a_worker_and_builds_the_same_trees(run, tmp_path):
     shown = run("integrations/xgboost_group.py").splitlines()
     assert shown[-2:] == ["the same trees on both ranks: True", "and as if nobody was killed: True"]
+    assert (tmp_path / "killed_once").exists()
 
 
 def test_typed_experiment_is_bound_and_trains_on_two_workers(run):

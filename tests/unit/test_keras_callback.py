@@ -1,5 +1,7 @@
 """`ReportCallback` with Keras 3, in this process. With Keras 2, on workers: tests/procs/test_tensorflow.py."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,13 @@ DATA = from_numpy(
 
 @pytest.fixture(scope="module", autouse=True)
 def keras():
-    """Imported by the first test, not when tests are collected: it takes seconds."""
-    return pytest.importorskip("keras")
+    """Imported by the first test, not when tests are collected: it takes seconds, and more of them if the collector
+    walks every half-imported module again and again."""
+    gc.disable()
+    try:
+        return pytest.importorskip("keras")
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="module")
