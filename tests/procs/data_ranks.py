@@ -1,4 +1,4 @@
-"""What the ranks of test_data.py do where they need no torch. Each worker that is started imports this module, and so it
+"""What the ranks of test_data.py do where they need no torch. Each worker that starts imports this module, and so it
 imports little."""
 
 import os
