@@ -3,7 +3,6 @@
 import ast
 import difflib
 import inspect
-import os
 import re
 import subprocess
 import sys
@@ -72,20 +71,35 @@ ON_A_CLUSTER = ROOT / "docs/tune.md"
 """A page that connects to Ray as its reader has it. Others start what they need."""
 
 
+OF_THEIR_OWN = {"jax", "lightning", "paceline.experiment", "paceline.sgd", "ray", "tensorflow"}
+
+
+def is_plain(page):
+    """Whether it imports torch and nothing that changes a process for good: then one process reads it with others."""
+    nodes = list(ast.walk(ast.parse(program(page))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    return "torch" in names and not names & OF_THEIR_OWN
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page) and page != ON_A_CLUSTER], ids=name_of)
-def test_page_runs_and_prints_what_it_shows(page, tmp_path):
-    check_output(page, tmp_path)
+def test_page_runs_and_prints_what_it_shows(page, reader, tmp_path):
+    check_output(page, reader.run if is_plain(page) else run_alone, tmp_path)
 
 
-def test_page_runs_on_a_cluster_and_prints_what_it_shows(ray_cluster, tmp_path):
-    check_output(ON_A_CLUSTER, tmp_path, RAY_ADDRESS=ray_cluster.get_runtime_context().gcs_address)
+def test_page_runs_on_a_cluster_and_prints_what_it_shows(ray_cluster, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
+    check_output(ON_A_CLUSTER, run_alone, tmp_path)
 
 
-def check_output(page, tmp_path, **variables):
+def run_alone(script, cwd):
+    return subprocess.run([sys.executable, script], cwd=cwd, capture_output=True, text=True, timeout=150)
+
+
+def check_output(page, run, tmp_path):
     script = tmp_path / f"{page.stem.replace('-', '_').lower()}_page.py"
     script.write_text(program(page))
-    env = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=env, timeout=150)
+    done = run(script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = iter(done.stdout.splitlines())
     for line in shown_output(page):

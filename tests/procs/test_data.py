@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from data_ranks import train
 
 import paceline
 from paceline import BackendConfig, LocalEngine, Trainer, load_run
@@ -43,24 +44,6 @@ def trainer_of(request, tmp_path):
         return Trainer(num_workers=num_workers, cpus_per_worker=0.5, **arguments)
 
     return trainer_of
-
-
-def train(config):
-    """Reports the rows of each step, saves after some of them, dies where it is told to, and leaves at `leave_at`."""
-    checkpoint = paceline.load_checkpoint() or {"step": 0}
-    shard, step = paceline.get_data_shard(), checkpoint["step"]
-    for batch in shard.iter_batches(global_batch_size=24, epochs=2):
-        step += 1
-        paceline.report(step=step, epoch=shard.epoch, ids=batch["id"].tolist())
-        if step % 2:
-            paceline.save_checkpoint(step=step)
-        mark = f"{config['marks']}/{step}"
-        if step in config["die_at"] and paceline.world_rank() == 1 and not os.path.exists(mark):
-            os.close(os.open(mark, os.O_CREAT))
-            os.kill(os.getpid(), signal.SIGKILL)
-        if step == config["leave_at"]:
-            return step
-    return step
 
 
 def rows_of(run_dir):

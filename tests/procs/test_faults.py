@@ -14,42 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from fault_ranks import kill_self, leave, segfault, train_with_trouble
 
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, SGDCallback, Trainer
 from paceline.errors import TrainFunctionError, WorkersLostError
-
-
-def train_with_trouble(config):
-    """Five steps of an all-reduce, a report and a checkpoint each; `trouble` strikes at step 3, once."""
-    checkpoint = paceline.load_checkpoint() or {"step": 0, "total": 0.0}
-    first_attempt = checkpoint["step"] == 0
-    total = checkpoint["total"]
-    for step in range(checkpoint["step"] + 1, 6):
-        if first_attempt and step == 3:
-            paceline.load_checkpoint()  # what was saved so far is committed
-            if paceline.world_rank() == config.get("rank", 1):
-                config["trouble"]()
-        value = torch.ones(1) * step
-        torch.distributed.all_reduce(value)
-        total += value.item()
-        paceline.report(step=step, total=total)
-        paceline.save_checkpoint(step=step, total=total)
-    return total
-
-
-def kill_self():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def segfault():
-    import ctypes
-
-    ctypes.string_at(0)
-
-
-def leave():
-    os._exit(1)
 
 
 def run_out_of_memory():
@@ -178,10 +147,10 @@ def test_function_gives_up_by_exit(warm, code):
 def test_process_that_the_function_forks_does_not_come_back_as_the_worker(warm):
     def train_func():
         codes = []
-        for leave in (lambda: None, lambda: sys.exit(3), lambda: 1 / 0):
+        for end in (lambda: None, lambda: sys.exit(3), lambda: 1 / 0):
             child = os.fork()
             if child == 0:
-                return leave()
+                return end()
             codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         return codes
 
@@ -543,16 +512,15 @@ def test_slow_driver_is_no_hang_of_the_workers(tmp_path):
         assert [event["kind"] for event in run.events if event["kind"] in ("hang", "restart")] == []
 
 
-def save_and_load_much(config):
-    for step in range(4):
-        paceline.save_checkpoint(step=step, much=bytes(12_000_000))
-        assert len(paceline.load_checkpoint()["much"]) == 12_000_000
-    return "whole"
-
-
 def test_stop_from_another_thread_does_not_tear_what_a_worker_is_being_told(tmp_path):
     """The answers to a worker that loads from the driver's memory are large, and a stop may come in their midst."""
     done = threading.Event()
+
+    def save_and_load_much(config):
+        for step in range(4):
+            paceline.save_checkpoint(step=step, much=bytes(12_000_000))
+            assert len(paceline.load_checkpoint()["much"]) == 12_000_000
+        return "whole"
 
     def stop_again_and_again():
         while not done.wait(0.0005):

@@ -181,6 +181,12 @@ def test_runs_and_groups_leave_no_file_open(make_group, tmp_path):
     assert num_open() == before, "a new nursery"
 
 
+def test_trainer_that_is_dropped_takes_its_workers_and_files_along(wait_for_end):
+    pids = Trainer(BackendConfig(), num_workers=2).run(os.getpid)
+    gc.collect()
+    wait_for_end(pids)  # their files are gone as well: see `no_leaks`
+
+
 def test_threads_that_report_at_once(tmp_path):
     def train():
         def report_small():

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -224,8 +225,11 @@ class LocalGroup:
                 "and GPU only. Leave them out here."
             )
         shares = share_gpus(self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
-        self._scratch = Path(tempfile.mkdtemp(prefix="paceline_"))
-        specs = [self._spec(rank, share, self._scratch) for rank, share in enumerate(shares)]
+        scratch = self._scratch = Path(tempfile.mkdtemp(prefix="paceline_"))
+        # For a group that is dropped without being closed: its workers leave when their connections are gone. At exit
+        # the nursery does it, after the last worker.
+        weakref.finalize(self, _remove, scratch, os.getpid()).atexit = False
+        specs = [self._spec(rank, share, scratch) for rank, share in enumerate(shares)]
         return specs, shares
 
     def _spec(self, rank: int, share: GpuShare | None, scratch: Path) -> dict[str, Any]:
@@ -243,6 +247,11 @@ class LocalGroup:
             "stacks_path": str(scratch / f"rank_{rank}.stacks"),
             "scratch_dir": str(scratch),
         }
+
+
+def _remove(scratch: Path, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:  # in a fork of the driver, the group is only a copy
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def worker_environ(place: Place, share: GpuShare | None, threads: int, sees_all_gpus: bool = False) -> dict[str, str]:
