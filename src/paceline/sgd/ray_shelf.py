@@ -10,10 +10,10 @@ from paceline.sgd.packing import Array
 class RayShelf:
     """See `Shelf`. What nobody has a token of any more, Ray removes: it counts those that it carries."""
 
-    is_engines = False
+    needs_engine = False
 
     def put(self, arrays: list[Array]) -> Any:
-        self.is_engines = True
+        self.needs_engine = True
         return ray.put(arrays)
 
     def get(self, token: Any) -> list[Array]:

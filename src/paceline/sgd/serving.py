@@ -44,7 +44,7 @@ def serve(wire: DirectWire, task: Task, spec: Spec) -> None:
 
 def _ask(wire: DirectWire, reply: Reply) -> Any:
     side: Side | None = wire.shared.get(SIDE)
-    if side is None or not side.is_engines:
+    if side is None or not side.needs_engine:
         return wire.ask_directly(TOPIC, reply)
     wire.hang_up()
     return wire.ask(TOPIC, reply)

@@ -6,7 +6,7 @@ from paceline.sgd.packing import Array
 
 
 class Shelf(Protocol):
-    is_engines: bool
+    needs_engine: bool
     """Whether tokens are on their way which none but the engine can carry."""
 
     def put(self, arrays: list[Array]) -> Any:
@@ -19,7 +19,7 @@ class Shelf(Protocol):
 class MessageShelf:
     """No shelf at all: the token is the arrays."""
 
-    is_engines = False
+    needs_engine = False
 
     def put(self, arrays: list[Array]) -> Any:
         return arrays

@@ -84,9 +84,9 @@ class Side:
         return context
 
     @property
-    def is_engines(self) -> bool:
+    def needs_engine(self) -> bool:
         """Whether what it returns has to travel through the engine: see `Shelf`."""
-        return bool(self._shelf.is_engines)
+        return bool(self._shelf.needs_engine)
 
     @property
     def layout(self) -> Layout:

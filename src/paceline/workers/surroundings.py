@@ -145,10 +145,10 @@ def _changes() -> dict[str, str | None]:
     if environ != _environ_before:
         names = environ.keys() | _environ_before.keys()
         _changed.update(name for name in names if environ.get(name) != _environ_before.get(name))
-    return {name: environ.get(name) for name in _changed if not _is_engines(name, environ.get(name))}
+    return {name: environ.get(name) for name in _changed if not _needs_engine(name, environ.get(name))}
 
 
-def _is_engines(name: str, value: str | None) -> bool:
+def _needs_engine(name: str, value: str | None) -> bool:
     """Whether a variable is not the script's to set in a worker. Ray has one for its own debugger, too."""
     ours = {*rank_environ(Place()), *frameworks.thread_variables(1), "MASTER_ADDR", "MASTER_PORT"}
     return (
