@@ -60,25 +60,29 @@ def die_once(config):
         paceline.save_checkpoint(begun=True)
         paceline.load_checkpoint()
         if paceline.world_rank() == 1:
+            while not os.path.exists(config["waits"]):
+                threading.Event().wait(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         while not paceline.should_stop():
+            open(config["waits"], "w").close()
             threading.Event().wait(config["pause_s"])
     return os.getpid()
 
 
-def test_survivor_keeps_its_process_and_a_spare_takes_the_place_of_the_dead():
+def test_survivor_keeps_its_process_and_a_spare_takes_the_place_of_the_dead(tmp_path):
     with Trainer(backend=BackendConfig(), num_workers=2, engine=RayEngine(spare_workers=1)) as trainer:
         before = trainer.execute(os.getpid)
-        after = trainer.run(die_once, {"pause_s": 0.01})  # which it notices by should_stop()
+        config = {"pause_s": 0.01, "waits": f"{tmp_path}/waits"}
+        after = trainer.run(die_once, config)  # which it notices by should_stop()
         assert after[0] == before[0]
         assert after[1] not in before
         assert paceline.load_run(trainer.latest_run_dir).status.state == "SUCCEEDED"
 
 
-def test_survivor_that_is_stuck_is_replaced_too():
+def test_survivor_that_is_stuck_is_replaced_too(tmp_path):
     with Trainer(backend=BackendConfig(), num_workers=2, engine="ray") as trainer:
         before = trainer.execute(os.getpid)
-        after = trainer.run(die_once, {"pause_s": None})  # waits in C code, for ever
+        after = trainer.run(die_once, {"pause_s": None, "waits": f"{tmp_path}/waits"})  # in C code, for ever
         assert set(after).isdisjoint(before)
 
 
