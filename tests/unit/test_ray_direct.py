@@ -84,21 +84,13 @@ def test_worker_that_could_not_open_its_line_has_none(lines):
     assert lines.num_settled == 0
 
 
-def test_who_waits_for_an_answer_is_woken(lines):
+@pytest.mark.parametrize("end_it", [lambda end, lines: end.wake(), lambda end, lines: lines.clear()])
+def test_who_waits_is_woken_or_learns_that_the_driver_is_gone(lines, end_it):
     end = LineEnd(lines.make(0))
     lines.settle(0)
     thread = asking(end, 1)
     questions(lines)
-    end.wake()
-    assert joined(thread) == ["no answer any more"]
-
-
-def test_driver_that_is_gone_answers_nobody(lines):
-    end = LineEnd(lines.make(0))
-    lines.settle(0)
-    thread = asking(end, 1)
-    questions(lines)
-    lines.clear()
+    end_it(end, lines)
     assert joined(thread) == ["no answer any more"]
 
 

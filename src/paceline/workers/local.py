@@ -111,6 +111,7 @@ class LocalGroup:
         self._look_at = 0.0
         """When reports and output are due, whoever has something else to say."""
         self._scratch: Path | None = None
+        self._remove_scratch: Callable[[], Any] = lambda: None
         self.infos: Sequence[WorkerInfo] = ()
 
     def start(self) -> None:
@@ -209,7 +210,7 @@ class LocalGroup:
         workers, self._workers, self.infos = self._workers, [], ()
         with contextlib.ExitStack() as stack:  # an interrupt in one of these does not spare the others
             if self._scratch is not None:
-                stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+                stack.callback(self._remove_scratch)
                 self._scratch = None
             if self._poller is not None:
                 stack.callback(self._poller.close)
@@ -226,9 +227,10 @@ class LocalGroup:
             )
         shares = share_gpus(self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
         scratch = self._scratch = Path(tempfile.mkdtemp(prefix="paceline_"))
-        # For a group that is dropped without being closed: its workers leave when their connections are gone. At exit
-        # the nursery does it, after the last worker.
-        weakref.finalize(self, _remove, scratch, os.getpid()).atexit = False
+        # Also of a group that is dropped without being closed: its workers leave when their connections are gone. At
+        # exit the nursery does it, after the last worker.
+        self._remove_scratch = finalizer = weakref.finalize(self, _remove, scratch, os.getpid())
+        finalizer.atexit = False
         specs = [self._spec(rank, share, scratch) for rank, share in enumerate(shares)]
         return specs, shares
 
