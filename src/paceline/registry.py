@@ -66,7 +66,8 @@ LAUNCH_WORKER_MODULES = ("paceline.launch.as_main",)
 """What a worker uses besides that runs a script."""
 
 EXPERIMENT_WORKER_MODULES = ("torchmetrics", "paceline.data.door", "paceline.experiment.measures")
-"""What a worker uses besides that trains a typed experiment: torchmetrics takes as long as torch to import."""
+"""What a worker uses besides that trains a typed experiment: torchmetrics, which takes as long as torch to import,
+if the experiment has imported it."""
 
 JAX_WORKER_MODULES = ("paceline.frameworks.jax_arrays",)
 """What a worker that trains with jax is likely to use besides."""

@@ -96,7 +96,7 @@ def test_run_that_failed_is_gone_on_with(project, call):
             "\n\nclass Interrupted(Experiment):\n"
             "    def validate(self, dataloader, epoch):\n"
             "        if epoch == 1 and Path('broken').exists():\n"
-            "            raise RuntimeError('as asked')\n"
+            "            raise KeyboardInterrupt if Path('broken').read_text() else RuntimeError('as asked')\n"
             "        return super().validate(dataloader, epoch)\n\n\n"
             "Experiment = Interrupted\n"
         )
@@ -106,8 +106,13 @@ def test_run_that_failed_is_gone_on_with(project, call):
     )
     (project / "broken").touch()
     words = ["train", "run", "num_epochs=2", "start_workers=0", "train.batch_size=500"]
-    assert "as asked" in call(*words, code=1)[1]
+    told = call(*words, code=1)[1]
+    assert "as asked" in told
+    assert "digits/run_001: FAILED. `paceline xp show digits/run_001` tells more." in told
     assert "--resume goes on with that run." in call(*words, code=2)[1]
+    (project / "broken").write_text("by hand")
+    told = call(*words, "--resume", code=130)[1]
+    assert "digits/run_001: STOPPED. `paceline xp resume digits/run_001` goes on with it." in told
     (project / "broken").unlink()
     path = call(*words, "--resume")[0].split()[-1]
     metrics = paceline.load_run(path).all_metrics

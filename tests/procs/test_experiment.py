@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import ray_data_experiment
 import typed_experiment
 
 import paceline
@@ -121,10 +122,10 @@ def test_experiment_trains_on_ray_as_here(undisturbed, ray_cluster):
 
 @pytest.mark.timeout(600)  # workers on Ray start as programs of their own, which takes long on a busy machine
 def test_ray_data_is_read_by_ranks_that_are_killed_fail_and_are_resumed(ray_cluster):
-    words = ["cfg.start_workers=2", "cfg.num_epochs=2", "cfg.save_every=1", "cfg.die_at=[0, 1]", "cfg.fail_at=[1, 1]"]
+    words = ["cfg.start_workers=2", "cfg.num_epochs=2", "cfg.die_at=[0, 1]", "cfg.fail_at=[1, 1]"]
     with pytest.raises(RuntimeError, match="as asked"):
-        run("ray_data", *words, experiment=typed_experiment.OnRayData)
-    assert [value["rows"] for value in Trainer.resume("ray_data")] == [[24.0] * 2] * 2
+        run("ray_data", *words, experiment=ray_data_experiment.OnRayData)
+    assert Trainer.resume("ray_data") == [[[24.0, 8.0, 9.0]] * 2] * 2, "on each rank, in each epoch, of each dataset"
     recorded = paceline.load_run("ray_data")
     assert recorded.request["engine"] == "ray"
     assert [one["number"] for one in recorded.events if one["kind"] == "attempt"] == [0, 1, 2]

@@ -14,7 +14,7 @@ import torch
 import torchmetrics as tm
 from torch import nn
 from torch.optim import SGD, Adam
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 import paceline
 from paceline import session
@@ -183,27 +183,6 @@ class Experiment(BaseModule):
         return {"weights": weights.tolist(), "history": self.history, "calls": self.tools.patience.num_calls}
 
 
-class RayNumbers:
-    """The same rows as Numbers, as a Ray dataset: of columns, or of a torch dataset."""
-
-    def __init__(self, num_rows: int = 24, batch_size: int = 4, is_torchs: bool = False):
-        self.num_rows, self.batch_size, self.is_torchs = num_rows, batch_size, is_torchs
-
-    def ray_dataset(self):
-        import ray.data
-
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        x = torch.arange(float(self.num_rows)).unsqueeze(1)
-        return ray.data.from_torch(TensorDataset(x, 2 * x)) if self.is_torchs else ray.data.range(self.num_rows)
-
-    @staticmethod
-    def ray_map_batches(batch):
-        if "item" in batch:
-            return Numbers.ray_map_batches(batch)
-        x = batch["id"].float().unsqueeze(1)
-        return {"x": x, "y": 2 * x}
-
-
 class TwoOptimizers:
     def __init__(self, first: Adam = Adam(DUMMY_PARAMS, lr=0.1), second: Adam = Adam(DUMMY_PARAMS, lr=0.2)):
         self.first, self.second = first, second
@@ -289,29 +268,3 @@ class Exact(Experiment):
 
     def result(self):
         return {**super().result(), "rows": self.rows_of_epochs, "lr": self.optimizers.sgd.param_groups[0]["lr"]}
-
-
-class RayDatasets:
-    """Ray's of both kinds and our own, side by side."""
-
-    def __init__(
-        self,
-        train: RayNumbers = RayNumbers(is_torchs=True),
-        columns: RayNumbers = RayNumbers(8),
-        val: Numbers = Numbers(9),
-    ):
-        self.train, self.columns, self.val = train, columns, val
-
-
-class OnRayData(Exact):
-    def __init__(
-        self,
-        cfg: ExactConfig,
-        models: Models,
-        datasets: RayDatasets,
-        losses: Losses,
-        optimizers: Optimizers,
-        metrics: CountedRows,
-        tools: Tools,
-    ):
-        super().__init__(cfg, models, datasets, losses, optimizers, metrics, tools)

@@ -6,6 +6,7 @@ import re
 import secrets
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,11 +25,10 @@ while not paceline.should_stop():
     pass
 print("leaving", flush=True)
 """
-VALIDATING = """            with self.stage("val"):
-"""
-NOT_YET = """            is_mended = os.path.exists(os.environ["PACELINE_STORAGE"] + "/mended")
-            if (self.cfg.seed, epoch) == (2, 1) and not is_mended:
-                raise RuntimeError("not yet")
+CONF = """
+paceline.experiment.TrainConfig:
+  _target_: paceline.experiment.TrainConfig
+  name: digits
 """
 
 
@@ -39,8 +39,9 @@ def launcher(cluster, tmp_path_factory):
     places = {name: folder / name for name in ("here", "elsewhere", "storage")}
     for place in places.values():
         place.mkdir()
-    code = make_project(folder / "digits") / "src/experiment.py"
-    code.write_text(f"import os\n{code.read_text().replace(VALIDATING, NOT_YET + VALIDATING)}")
+    source = make_project(folder / "digits") / "src"
+    (source / "experiment.py").write_text(Path(__file__).with_name("launched_experiment.py").read_text())
+    (source / "conf.yaml").write_text(CONF)
     make_project(folder / "circles", "data_template")
     make_project(folder / "waits", "data_template")
     (folder / "waits/main.py").write_text(WAITING)
@@ -82,7 +83,7 @@ def test_sweep_is_launched_and_its_failed_run_goes_on_followed_and_is_found(laun
     here, there = (json.loads(launcher(*words, results=results).stdout) for results in ("here", "elsewhere"))
     ended = sorted((run.name, "SUCCEEDED") for run in (well, badly))
     assert [sorted((one["name"], one["state"]) for one in listed) for listed in (here, there)] == [ended, ended]
-    assert [(one["job"], one["metrics"]["loss1"]["last"] > 0) for one in here] == [(None, True)] * 2
+    assert [(one["job"], one["metrics"]["val_loss"]["last"] > 0) for one in here] == [(None, True)] * 2
     assert json.loads(launcher(*words, "--filter", f"config.sweep={sweep}").stdout) == here
     logs = launcher("xp", "logs", *badly.name.split("/"), results="elsewhere", RAY_ADDRESS=launcher.address[1])
     assert re.search(r"^epoch 2/2|^\[rank 0\] epoch 2/2", logs.stdout, re.MULTILINE)

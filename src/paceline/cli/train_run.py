@@ -186,7 +186,9 @@ def _tell(path: Path | None, plan: "Plan", json: bool) -> None:
     elif state == "SUCCEEDED":
         give([str(run.path)])
     else:
-        say(f"{run.name}: {state}. `paceline xp show {run.name}` tells more.")
+        next_verb = "resume" if state == "STOPPED" else "show"
+        does = "goes on with it" if state == "STOPPED" else "tells more"
+        say(f"{run.name}: {state}. `paceline xp {next_verb} {run.name}` {does}.")
 
 
 def _explain(error: Exception) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from paceline import session
 from paceline.experiment.agreement import any_rank
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric, MetricCollection
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,13 @@ def metrics_among(named: Mapping[str, Any]) -> dict[str, Metric | MetricCollecti
     return {name: one for name, one in named.items() if is_measure(one)}
 
 
-def is_measure(value: Any) -> bool:
+def is_measure(value: Any) -> TypeGuard[Metric | MetricCollection]:
+    """Whoever has a metric has imported torchmetrics. Who has none is spared that: it takes longer than torch, and
+    brings scipy, matplotlib and transformers along where they are installed."""
+    if "torchmetrics" not in sys.modules:
+        return False
+    from torchmetrics import Metric, MetricCollection
+
     return isinstance(value, Metric | MetricCollection)
 
 
@@ -69,6 +77,8 @@ def _was_updated(measure: Metric | MetricCollection) -> bool:
 
 def _single(measure: Metric | MetricCollection) -> list[Metric]:
     """Those that count: the metric itself, those of a collection, and those that it wraps or is computed from."""
+    from torchmetrics import Metric, MetricCollection
+
     held: Iterable[Any] = measure.values() if isinstance(measure, MetricCollection) else [measure]
     return [one for metric in held for one in metric.modules() if isinstance(one, Metric)]
 
@@ -133,6 +143,8 @@ def _share(measure: Metric, parts: list[Mapping[str, Any]], rank: int, world_siz
 
 def _joined(reduction: Any, values: list[Any]) -> tuple[Any, bool]:
     """One of several, and whether every rank may have it."""
+    from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
+
     if isinstance(values[0], list):
         return [item for value in values for item in value], False
     if reduction is dim_zero_cat:

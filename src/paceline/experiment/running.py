@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -231,11 +232,10 @@ def _try(work: Work) -> Any:
 
 def _engine(engine: str | Engine | None, num_workers: int) -> Engine:
     resolved = resolve_engine(engine, max_workers=num_workers)
-    return (
-        LocalEngine(preload=EXPERIMENT_WORKER_MODULES)
-        if resolved.name == "local" and engine in (None, "local")
-        else resolved
-    )
+    if resolved.name != "local" or engine not in (None, "local"):
+        return resolved
+    used = [name for name in EXPERIMENT_WORKER_MODULES if name.startswith("paceline.") or name in sys.modules]
+    return LocalEngine(preload=used)
 
 
 def _strategy(cfg: Any) -> CheckpointStrategy:
