@@ -1,9 +1,10 @@
 """A Python that runs one script after the other, each as `__main__`. What they import, and the nursery of their
-workers, is paid for once. For scripts that import torch and leave the process as it was, but for what is put back here:
-those that connect to Ray or bring another framework get a process of their own."""
+workers, is paid for once. For scripts of one framework that leave the process as it was, but for what is put back here:
+those that connect to Ray get a process of their own."""
 
 import contextlib
 import gc
+import importlib
 import json
 import logging
 import os
@@ -22,7 +23,8 @@ import psutil
 class Reader:
     """The process, from the first script on; a new one after a script that failed or was ended."""
 
-    def __init__(self, folder):
+    def __init__(self, framework, folder):
+        self._framework = framework
         self._files = [open(folder / name, "a+") for name in ("stdout", "stderr")]  # noqa: SIM115 (closed with us)
         self._process = None
 
@@ -38,7 +40,7 @@ class Reader:
         if self._process is None:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                command, (out, err) = [sys.executable, __file__, str(theirs.fileno())], self._files
+                command, (out, err) = [sys.executable, __file__, str(theirs.fileno()), self._framework], self._files
                 self._process = subprocess.Popen(command, stdout=out, stderr=err, pass_fds=[theirs.fileno()])
         order = {"argv": [*map(str, (script, *args))], "cwd": str(cwd), "environ": dict(os.environ)}
         self._control.settimeout(timeout)
@@ -51,6 +53,15 @@ class Reader:
                 self.close()
         shown = [file.seek(0) or file.read() for file in self._files]
         return subprocess.CompletedProcess(order["argv"], code, *shown)
+
+    def end(self, within_s=60):
+        """As a script of its own would end, after all of them: an error if that hangs or fails."""
+        if self._process:
+            self._control.close()
+            try:
+                assert self._process.wait(within_s) == 0, f"it ended with {self._process.returncode}"
+            finally:
+                self.close()
 
     def close(self):
         if self._process:
@@ -88,13 +99,10 @@ def run(argv, cwd, environ):
 @contextlib.contextmanager
 def put_back():
     import numpy as np
-    import torch
 
     path, modules, root = sys.path[:], set(sys.modules), logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    dtype, num_threads = torch.get_default_dtype(), torch.get_num_threads()
-    exact = torch.are_deterministic_algorithms_enabled()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), put_torch_back() if "torch" in modules else contextlib.nullcontext():
         yield
     gc.collect()  # a Trainer that the script has left open ends with it
     for name in set(sys.modules) - modules:  # libraries may stay, what lies beside a script may not
@@ -102,12 +110,24 @@ def put_back():
             del sys.modules[name]
     sys.path[:], root.handlers[:] = path, handlers
     root.setLevel(level)
+    random.seed()
+    np.random.seed()
+
+
+@contextlib.contextmanager
+def put_torch_back():
+    import torch
+
+    dtype, num_threads = torch.get_default_dtype(), torch.get_num_threads()
+    exact = torch.are_deterministic_algorithms_enabled()
+    yield
     torch.set_default_dtype(dtype)
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(exact)
-    for seed in (random.seed, np.random.seed, torch.seed):
-        seed()
+    torch.seed()
 
 
 if __name__ == "__main__":
+    if sys.argv[2] == "torch":  # of which we know what to put back. A driver need not import the others
+        importlib.import_module("torch")
     main(socket.socket(fileno=int(sys.argv[1])))

@@ -71,20 +71,23 @@ ON_A_CLUSTER = ROOT / "docs/tune.md"
 """A page that connects to Ray as its reader has it. Others start what they need."""
 
 
-OF_THEIR_OWN = {"jax", "lightning", "paceline.experiment", "paceline.sgd", "ray", "tensorflow"}
+OF_THEIR_OWN = {"lightning", "ray"}
+READER_OF = {"jax": "jax", "sklearn": "torch", "tensorflow": "tensorflow", "torch": "torch"}
+"""By what a page imports. Pages with torch bring scikit-learn too."""
 
 
-def is_plain(page):
-    """Whether it imports torch and nothing that changes a process for good: then one process reads it with others."""
+def reader_of(page, readers):
+    """The one that reads it with others of its framework, unless it imports what changes a process for good."""
     nodes = list(ast.walk(ast.parse(program(page))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    return "torch" in names and not names & OF_THEIR_OWN
+    known = {READER_OF[name.split(".")[0]] for name in names if name.split(".")[0] in READER_OF}
+    return readers[known.pop()].run if len(known) == 1 and not names & OF_THEIR_OWN else run_alone
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page) and page != ON_A_CLUSTER], ids=name_of)
-def test_page_runs_and_prints_what_it_shows(page, reader, tmp_path):
-    check_output(page, reader.run if is_plain(page) else run_alone, tmp_path)
+def test_page_runs_and_prints_what_it_shows(page, readers, tmp_path):
+    check_output(page, reader_of(page, readers), tmp_path)
 
 
 def test_page_runs_on_a_cluster_and_prints_what_it_shows(ray_cluster, monkeypatch, tmp_path):

@@ -1,7 +1,6 @@
 """Every example runs as its reader would run it, and does what it says."""
 
 import ast
-import contextlib
 import os
 import re
 import statistics
@@ -17,39 +16,24 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts an example in an empty folder, and gives what waits for its end and then gives its output. Its runs go
-    where the test session's go."""
-    with contextlib.ExitStack() as started:
+def run(tmp_path):
+    """Runs an example in an empty folder, and gives its output. Its runs go where the test session's go."""
 
-        def start(name, *args, **variables):
-            command, env = [sys.executable, EXAMPLES / name, *args], {**os.environ, **variables}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            process = started.enter_context(subprocess.Popen(command, cwd=tmp_path, env=env, **pipes))
-            started.callback(process.kill)  # if the test fails before its end
+    def run(name, *args, **variables):
+        command, env = [sys.executable, EXAMPLES / name, *args], {**os.environ, **variables}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-            def output():
-                shown, errors = process.communicate(timeout=150)
-                assert process.returncode == 0, errors
-                return shown
-
-            return output
-
-        yield start
+    return run
 
 
 @pytest.fixture
-def run(start):
-    """Runs an example, and gives its output."""
-    return lambda name, *args, **variables: start(name, *args, **variables)()
+def read(readers, tmp_path):
+    """The same, for an example that needs nothing but its framework: in a process that it shares with others."""
 
-
-@pytest.fixture
-def read(reader, tmp_path):
-    """The same, for an example that needs nothing but torch: in a process that it shares with others."""
-
-    def read(name, *args):
-        done = reader.run(EXAMPLES / name, *args, cwd=tmp_path)
+    def read(name, *args, framework="torch"):
+        done = readers[framework].run(EXAMPLES / name, *args, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -132,32 +116,27 @@ def test_porting_after(read):
     assert metrics.query("epoch == 4")["loss"].tolist() == returned
 
 
-# Of a script before and after, both run at once: each takes seconds to import its framework, on a single core.
-
-
-def test_porting_tensorflow_before_and_after(start):
-    before, after = start("porting/tensorflow_before.py"), start("porting/tensorflow_after.py")
-    assert float(before().splitlines()[-1]) > 0.9
-    returned = ast.literal_eval(after().splitlines()[-1])
+def test_porting_tensorflow_before_and_after(read):
+    assert float(read("porting/tensorflow_before.py", framework="tensorflow").splitlines()[-1]) > 0.9
+    returned = ast.literal_eval(read("porting/tensorflow_after.py", framework="tensorflow").splitlines()[-1])
     metrics = paceline.list_runs()[0].metrics
     assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert metrics.query("epoch == 4")["accuracy"].tolist() == returned
     assert returned[0] > 0.9
 
 
-def test_jax_digits_learns(run):
-    *epochs, last = run("jax_digits.py", "--epochs", "3", "--results", "here").splitlines()
+def test_jax_digits_learns(read):
+    *epochs, last = read("jax_digits.py", "--epochs", "3", "--results", "here", framework="jax").splitlines()
     accuracies = re.findall(r"^epoch \d: loss [\d.]+, accuracy ([\d.]+)%$", "\n".join(epochs), re.MULTILINE)
     assert len(accuracies) == 3
     assert float(accuracies[-1]) > 80
     assert last.startswith("The run is in ")
 
 
-def test_porting_jax_before_and_after_end_with_the_same_loss(start):
-    one, two = start("porting/jax_before.py"), start("porting/jax_after.py")
-    *epochs, before = one().splitlines()
+def test_porting_jax_before_and_after_end_with_the_same_loss(read):
+    *epochs, before = read("porting/jax_before.py", framework="jax").splitlines()
     assert [line.split(":")[0] for line in epochs] == [f"epoch {number}" for number in range(5)]
-    after = ast.literal_eval(two().splitlines()[-1])
+    after = ast.literal_eval(read("porting/jax_after.py", framework="jax").splitlines()[-1])
     assert after == pytest.approx([float(before)] * 2, rel=1e-4)
     metrics = paceline.list_runs()[0].metrics
     assert metrics["epoch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
@@ -232,20 +211,20 @@ def test_loop_with_fabric_is_a_run(tmp_path):
     assert len(run.checkpoints) == 6
 
 
-def test_folds_of_scikit_learn_are_dealt_to_workers(run):
-    shown = run("integrations/scikit_learn.py").splitlines()
+def test_folds_of_scikit_learn_are_dealt_to_workers(read):
+    shown = read("integrations/scikit_learn.py").splitlines()
     assert shown[0] == "6 folds on 2 workers"
     assert float(dict(line.split() for line in shown[2:])["mean"]) > 0.9
 
 
-def test_group_of_xgboost_loses_a_worker_and_builds_the_same_trees(run, tmp_path):
-    shown = run("integrations/xgboost_group.py").splitlines()
+def test_group_of_xgboost_loses_a_worker_and_builds_the_same_trees(read, tmp_path):
+    shown = read("integrations/xgboost_group.py").splitlines()
     assert shown[-2:] == ["the same trees on both ranks: True", "and as if nobody was killed: True"]
     assert (tmp_path / "killed_once").exists()
 
 
-def test_typed_experiment_is_bound_and_trains_on_two_workers(run):
-    shown = run("experiment/main.py", "cfg.num_epochs=3", "start_workers=2", "optimizers.adam.lr=1e-2", "seed=0")
+def test_typed_experiment_is_bound_and_trains_on_two_workers(read):
+    shown = read("experiment/main.py", "cfg.num_epochs=3", "start_workers=2", "optimizers.adam.lr=1e-2", "seed=0")
     losses = [float(loss) for loss in re.findall(r"epoch \d/3 .* val_loss1 ([\d.]+)", shown)]
     assert len(losses) == 3
     assert losses[-1] < losses[0] / 2
@@ -254,21 +233,9 @@ def test_typed_experiment_is_bound_and_trains_on_two_workers(run):
     assert trained.metrics["rank"].nunique() == 2
 
 
-def test_project_of_a_typed_experiment_passes_its_own_tests():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        ".",
-        "tests",
-    ]
-    done = subprocess.run(command, cwd=EXAMPLES / "experiment", capture_output=True, text=True, timeout=150)
+def test_project_of_a_typed_experiment_passes_its_own_tests(readers):
+    words = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".", "tests"]
+    done = readers["torch"].run(Path(__file__).with_name("own_tests.py"), *words, cwd=EXAMPLES / "experiment")
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
 
