@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline import session
 from paceline.errors import ArgumentError, CheckpointError
+from paceline.workers.base import Place
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class ReportCallback:
     def on_train_begin(self, logs: Any = None) -> None:
         self._loops_anew = self.params.get("steps") is None
         current = session.current()
+        if current is not None:
+            _tell_if_apart(self.model, current.place)
         if current is None or not self._save or _KEY in current.extras:
             return  # also where this or another one has begun before: what there is to load now, that one has saved
         current.extras[_KEY] = True  # there, and not here: in this process, the next run may have the same callback
@@ -77,7 +80,16 @@ class ReportCallback:
         if self._loops_anew and self._num_batches == 1:
             self._counted = _count(self.model) - self._began_with
         if self._every is not None and self._num_batches % self._every == 0:
-            session.report(epoch=self._epoch, batch=self._num_batches, **_numbers(logs))
+            session.report(epoch=self._epoch, batch=self._num_batches, **_numbers(self._batch_logs(logs)))
+
+    def _batch_logs(self, logs: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Keras 2 adds up those of all workers, where an epoch has their mean. Collective then, as the end of an epoch
+        is."""
+        strategy = getattr(self.model, "distribute_strategy", None)
+        if strategy is None or strategy.num_replicas_in_sync == 1 or not hasattr(self.model, "get_metrics_result"):
+            return logs
+        found: Mapping[str, Any] = self.model.get_metrics_result()
+        return found
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         if self._loops_anew:
@@ -118,6 +130,19 @@ class ReportCallback:
         if name.startswith("on_"):
             return _nothing
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _tell_if_apart(model: Any, place: Place) -> None:
+    """Whether each worker trains for itself, which is seldom meant."""
+    strategy = getattr(model, "distribute_strategy", None)  # TensorFlow's; who trains with another says it elsewhere
+    if place.world_rank == 0 and strategy is not None and strategy.num_replicas_in_sync < place.world_size:
+        logger.warning(
+            "%d workers each train a model of their own: this fit() knows of %d replica(s). Make the model in the "
+            "scope of a tf.distribute.MultiWorkerMirroredStrategy, which takes tf_keras; fit() of Keras 3 trains one "
+            "process, and a loop of your own trains several.",
+            place.world_size,
+            strategy.num_replicas_in_sync,
+        )
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -69,6 +69,7 @@ def test_fit_that_loses_a_worker_ends_as_one_that_does_not(warm, tmp_path):
     frame = reported(warm)
     assert frame[frame["batch"].isna()]["epoch"].tolist() == [0, 1, 2, 3]
     assert frame["batch"].dropna().tolist() == [2, 4, 6] * EPOCHS
+    np.testing.assert_allclose(frame[frame["batch"] == 6]["loss"], frame[frame["batch"].isna()]["loss"], rtol=1e-6)
 
     warm.run(lambda: None)
     assert [info.pid for info in warm._crew.ensure().infos] == before, "what TensorFlow has generated is nobody's edit"

@@ -1,6 +1,7 @@
 """`ReportCallback` with Keras 3, in this process. With Keras 2, on workers: tests/procs/test_tensorflow.py."""
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import paceline
 from paceline import BackendConfig, Trainer
 from paceline.data import from_numpy
 from paceline.errors import ArgumentError, CheckpointError
-from paceline.keras import ReportCallback, _restore, _state
+from paceline.keras import ReportCallback, _restore, _state, _tell_if_apart
+from paceline.workers.base import Place
 
 DATA = from_numpy(
     {
@@ -237,3 +239,14 @@ def test_model_that_no_checkpoint_could_be_loaded_into_is_told_at_the_start(trai
 def test_every_is_a_number_of_batches(every):
     with pytest.raises(ArgumentError, match="expected a whole number of batches, at least 1"):
         ReportCallback(every=every)
+
+
+def test_workers_that_train_a_model_each_are_told_of(caplog):
+    def tell(num_replicas, rank=0):
+        caplog.clear()
+        strategy = None if num_replicas is None else SimpleNamespace(num_replicas_in_sync=num_replicas)
+        _tell_if_apart(SimpleNamespace(distribute_strategy=strategy), Place(rank, rank, 0, 2, 2))
+        return caplog.text
+
+    assert "2 workers each train a model of their own" in tell(1)
+    assert tell(2) == tell(None) == tell(1, rank=1) == ""
