@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from numbers import Real
 from typing import Any, ParamSpec, TypeVar
 
 from paceline.checkpoints import CheckpointStrategy, read_info
@@ -211,6 +212,8 @@ def check_duration(name: str, value: float) -> float:
 
 
 def check_timeout(name: str, value: float | None) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, Real | None):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}; expected a number of seconds.")
     if value is not None and not value > 0:
         raise ArgumentError(f"{name}={value!r}: expected a positive number of seconds, or None.")
     return value

@@ -4,7 +4,6 @@ holds for each."""
 import os
 import pickle
 import tomllib
-from contextlib import suppress
 from dataclasses import FrozenInstanceError, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,7 @@ import paceline
 from paceline import Trainer, registry
 from paceline.backends import base, resolve_backend
 from paceline.errors import MissingDependencyError
-from paceline.workers.base import Call, Died, Raised, Returned, Spent, rank_environ
+from paceline.workers.base import Call, Died, Raised, Returned, rank_environ
 
 GROUPS = [name for name in installed_backends() if probe_of(name).meet]
 
@@ -172,8 +171,7 @@ def test_who_leaves_frees_those_who_wait_for_it(warm, probe):
     """And what they get is known as the echo that it is."""
 
     def leave(wire):
-        with suppress(Spent):
-            wire.leaving.close()
+        wire.leaving.close()
 
     warm.run(probe.meet)  # connections are made by the first collective
     waiting, left = ends(warm._crew.ensure(), {0: Call(lambda wire: probe.meet()), 1: Call(leave)})
@@ -188,11 +186,8 @@ def test_worker_that_has_left_is_as_before_and_can_join_again(warm, probe):
     """Unless it is for one group only: then it says so when it leaves, and the engine makes another."""
 
     def leave(wire):
-        try:
-            wire.leaving.close()
-        except Spent:
-            return None
-        return probe.place(), dict(os.environ)
+        wire.leaving.close()
+        return None if wire.is_spent else (probe.place(), dict(os.environ))
 
     crew, before = warm._crew, pids(warm)
     left = crew.all(leave)

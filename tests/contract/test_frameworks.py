@@ -209,7 +209,6 @@ def test_values_are_plain_for_the_driver(framework, samples):
 
 def test_values_travel(framework, samples):
     for array in samples.arrays:
-        assert framework.pack_as(array) is array
         assert_same_bits(framework, parcel.loads(parcel.dumps([array]))[0], array)
     for value, stand_in in samples.stand_ins:
         assert framework.pack_as(value) is stand_in

@@ -644,7 +644,7 @@ def test_worker_leaves_its_group_before_it_joins_another(process_group, tmp_path
     process_group.abort(lambda event: None)
     process_group.start()
     survivors = before & {info.pid for info in process_group.infos}
-    assert [int(line) for line in sorted(path.read_text().split())] == sorted(survivors), "once, and nobody else"
+    assert sorted(map(int, path.read_text().split())) == sorted(survivors), "once, and nobody else"
     assert survivors or not on_ray(process_group)
 
 

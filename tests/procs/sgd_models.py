@@ -85,6 +85,34 @@ def digest(model):
     return hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights)).hexdigest()
 
 
+class Forking(NumpyModel):
+    """In every step, a process is forked that comes back from the model as if it were the worker, or ends in its own
+    way. Where it is in its data is told by an object of a class that only this process has."""
+
+    learning_rate = 1.0
+
+    def __init__(self, how):
+        self.weights, self.how, self.num_steps = {"a": np.zeros(1)}, how, 0
+
+    def loss_and_grad(self):
+        self.num_steps += 1
+        if (pid := os.fork()) == 0:
+            self.how()
+        else:
+            self.status = os.waitpid(pid, 0)[1]
+        return float(self.num_steps), {"a": np.ones(1)}
+
+    def get_position(self):
+        class Place:
+            def __init__(self, at):
+                self.at = at
+
+        return Place(self.num_steps)
+
+    def set_position(self, place):
+        self.num_steps = place.at
+
+
 class Line(NumpyModel):
     """Two weights, of which one has no gradient on odd parts; with a momentum, which is a state."""
 
@@ -157,6 +185,30 @@ class DyingLate(Counting):
             self.flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         self.weights = {"sum": self.weights["sum"] - gradients["sum"]}
+
+
+class Untold(Counting):
+    """Tells what nobody else can read."""
+
+    def get_metrics(self):
+        return {"odd": Unreadable()}
+
+
+class Unreadable:
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+class Ringing(Counting):
+    """Sends the driver a signal in the middle of its step."""
+
+    def __init__(self, driver):
+        super().__init__()
+        self.driver = driver
+
+    def loss_and_grad(self):
+        os.kill(self.driver, signal.SIGALRM)
+        return super().loss_and_grad()
 
 
 class Stuck(Counting):

@@ -1,5 +1,6 @@
 """Local workers and their nursery: interrupts, hangs, what they leave behind, and how much they can say."""
 
+import errno
 import gc
 import os
 import signal
@@ -17,6 +18,7 @@ from paceline.errors import WorkerStartError
 from paceline.workers import nursery
 from paceline.workers.base import Call, Died, Preload, Printed, Raised, Resources, Returned, Sent, Size
 from paceline.workers.local import LocalEngine
+from paceline.workers.local_worker import Line
 from paceline.workers.nursery import Nursery
 from paceline.workers.nursery_process import children
 from paceline.workers.reports import pack
@@ -156,10 +158,13 @@ def test_nursery_imports_from_where_the_driver_does(make_group, tmp_path, monkey
     assert values(call(group, lambda wire: names & set(sys.modules))) == [{"on_the_path"}]
 
 
-def test_runs_and_groups_leave_no_file_open(make_group, tmp_path):
-    def num_open():
-        return len(os.listdir("/proc/self/fd"))
+def num_open():
+    """Files of this process, without those of what other tests have dropped."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
+
+def test_runs_and_groups_leave_no_file_open(make_group, tmp_path):
     def run(group, number):
         call(group, lambda wire: print("hello"), logs={rank: tmp_path / f"{number}_{rank}.log" for rank in (0, 1)})
 
@@ -182,9 +187,58 @@ def test_runs_and_groups_leave_no_file_open(make_group, tmp_path):
 
 
 def test_trainer_that_is_dropped_takes_its_workers_and_files_along(wait_for_end):
-    pids = Trainer(BackendConfig(), num_workers=2).run(os.getpid)
-    gc.collect()
-    wait_for_end(pids)  # their files are gone as well: see `no_leaks`
+    def train_and_drop():
+        pids = Trainer(BackendConfig(), num_workers=2).run(os.getpid)
+        gc.collect()
+        wait_for_end(pids)  # their files are gone as well: see `no_leaks`
+        return num_open()
+
+    assert train_and_drop() == train_and_drop()
+
+
+def test_workers_of_a_script_that_sets_a_timeout_for_sockets(tmp_path):
+    """Which is for those of its own. In a process of its own, as its nursery is concerned too."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, socket\n"
+        "from paceline import BackendConfig, Trainer\n"
+        "socket.setdefaulttimeout(20)\n"
+        "print(len(set(Trainer(BackendConfig(), num_workers=2).run(os.getpid))))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
+
+
+def test_no_file_can_be_opened_for_a_worker(make_group, monkeypatch):
+    group, before, made = make_group(), num_open(), []
+
+    def pipe2(flags, pipe2=os.pipe2):
+        if len(made) == 4:  # in the middle of the second worker's
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(pipe2(flags))
+        return made[-1]
+
+    monkeypatch.setattr(os, "pipe2", pipe2)
+    with pytest.raises(WorkerStartError, match=r"could not be started: .* Too many open files"):
+        group.start()
+    monkeypatch.undo()
+    assert num_open() == before
+
+
+def test_what_a_signal_handler_raises_in_a_write_is_no_sign_of_the_worker(monkeypatch):
+    def interrupted(fd, data):
+        raise TimeoutError("of the user's")
+
+    line = Line()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", interrupted)
+        for tell in (line.answer, line.send):
+            with pytest.raises(TimeoutError, match="of the user's"):
+                tell("something")
+    line.close_worker_end()
+    line.answer("to nobody")
+    line.close()
+    line.send("to nobody")
 
 
 def test_threads_that_report_at_once(tmp_path):

@@ -9,7 +9,21 @@ import threading
 
 import numpy as np
 import pytest
-from sgd_models import Counting, Dying, DyingLate, Line, OddModel, Raising, Stuck, creator, digest, whole
+from sgd_models import (
+    Counting,
+    Dying,
+    DyingLate,
+    Forking,
+    Line,
+    OddModel,
+    Raising,
+    Ringing,
+    Stuck,
+    Untold,
+    creator,
+    digest,
+    whole,
+)
 
 import paceline
 from paceline.errors import (
@@ -241,6 +255,14 @@ def test_a_model_raises(strategy):
     assert (status.state, status.reason) == ("FAILED", "FloatingPointError: the loss is not finite")
 
 
+def test_what_a_model_tells_cannot_be_read_here():
+    with quiet(lambda: Untold()) as sgd:
+        with pytest.raises(TrainFunctionError, match="ZeroDivisionError") as caught:
+            sgd.step()
+        assert "in the training function on rank " in caught.value.__notes__[0]
+    assert paceline.load_run(sgd.run_dir).status.state == "FAILED"
+
+
 def test_a_function_raises_and_training_goes_on():
     with quiet(lambda worker: Counting(), strategy="ps") as sgd:
         sgd.step()
@@ -248,6 +270,10 @@ def test_a_function_raises_and_training_goes_on():
             sgd.foreach_model(lambda model: 1 / 0)
         with pytest.raises(TrainFunctionError, match="cannot be pickled"):
             sgd.foreach_model(lambda model: threading.Lock())
+        sgd.foreach_model(lambda model: setattr(model, "batches", (n for n in range(3))))
+        with pytest.raises(TrainFunctionError, match="cannot be pickled") as caught:
+            sgd.get_model()
+        assert any("__getstate__" in note for note in caught.value.__notes__)
         with pytest.raises(TrainFunctionError, match="KeyboardInterrupt"):
             sgd.foreach_model(raise_interrupt)
         with pytest.raises(ArgumentError, match="unknown: other"):
@@ -257,6 +283,58 @@ def test_a_function_raises_and_training_goes_on():
 
 def raise_interrupt(model):
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("how", "code"), [(lambda: None, 0), (lambda: sys.exit(3), 3)], ids=["returns", "exits"])
+def test_process_that_a_model_has_forked_ends_where_the_model_does(how, code):
+    """It would answer, and be told what to do, in the name of the worker."""
+    with quiet(lambda: Forking(how), strategy="simple", hang_timeout_s=30) as sgd:
+        assert [sgd.step().losses for _ in range(3)] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+        found = sgd.foreach_model(lambda model: os.waitstatus_to_exitcode(model.status))
+        assert found == [code] * 2
+        os.kill(sgd.foreach_worker(lambda models: os.getpid())[1], signal.SIGKILL)
+        assert sgd.step().losses == [4.0] * 2, "what tells where they are has travelled"
+
+
+@pytest.fixture
+def on_alarm():
+    """Sets what this process does when it gets SIGALRM."""
+    former = signal.getsignal(signal.SIGALRM)
+    yield lambda act: signal.signal(signal.SIGALRM, lambda number, frame: act())
+    signal.signal(signal.SIGALRM, former)
+
+
+def test_shutdown_in_the_middle_of_a_step(on_alarm):
+    driver, refused = os.getpid(), []
+
+    def shut_down():
+        with pytest.raises(TrainerStateError, match="in the middle of a call") as caught:
+            sgd.shutdown()
+        refused.append(caught.value)
+
+    on_alarm(shut_down)
+    with quiet(lambda: Ringing(driver), num_workers=1) as sgd:
+        assert [sgd.step().step for _ in range(2)] == [1, 2]
+        assert len(refused) == 2
+    assert paceline.load_run(sgd.run_dir).status.state == "SUCCEEDED"
+
+
+def test_handler_raises_while_a_function_is_waited_for(on_alarm):
+    """Workers owe answers that nobody waits for any more, so this is the end."""
+    driver = os.getpid()
+
+    def give_up():
+        raise TimeoutError("that is enough")
+
+    on_alarm(give_up)
+    with quiet(lambda: Counting()) as sgd:
+        sgd.step()
+        with pytest.raises(TimeoutError, match="that is enough"):
+            sgd.foreach_model(lambda model: (os.kill(driver, signal.SIGALRM), threading.Event().wait()))
+        with pytest.raises(TrainerStateError, match="has ended"):
+            sgd.step()
+    status = paceline.load_run(sgd.run_dir).status
+    assert (status.state, status.reason) == ("FAILED", "TimeoutError: that is enough")
 
 
 def test_a_fork_of_the_driver():

@@ -200,6 +200,23 @@ def check_jax_model_without_optax():
         assert replica.weights()["0"].astype(float).tolist() == [expected] * 2
 
 
+def check_statistics_of_a_jax_model_are_part_of_its_state():
+    from sgd_jax_models import Averaging
+
+    one, other = replica_of(Averaging()), replica_of(Averaging())
+    for _ in range(3):
+        one.apply(one.compute().gradients)
+    state = one.state_dict()
+    one.compute()
+    other.load_state_dict(state)
+    assert other.model.mean.tolist() == [3, 3]
+    other.apply(other.compute().gradients)
+    np.testing.assert_array_equal(other.state_dict()["optimizer"][0], 4)
+    other.model.set_state = None
+    with pytest.raises(ArgumentError, match="besides optimizer, weights it has own, which is what its get_state"):
+        other.load_state_dict(state)
+
+
 def check_weight_without_a_gradient_stays_when_others_have_one():
     from sgd_jax_models import JaxLine
 
@@ -235,8 +252,12 @@ def check_jax_models_that_cannot_be_trained():
         replica_of(NoRate(params))
     with pytest.raises(ArgumentTypeError, match=r"has returned float; expected \(loss, gradients\)"):
         replica_of(Model(params, 1.0)).compute()
-    with pytest.raises(ArgumentError, match="expected the form of params"):
+    with pytest.raises(ArgumentError, match=r"of shapes \[\(3,\)\]; expected .* params, .* of shapes \[\(2,\)\]"):
         replica_of(Model(params, (1.0, {"w": jnp.ones(3)}))).compute()
+    with pytest.raises(ArgumentTypeError, match=r"as its loss; expected one number. Of value_and_grad"):
+        replica_of(Model(params, ((1.0, {"accuracy": 1}), params))).compute()
+    with pytest.raises(ArgumentTypeError, match="as its third value, has returned 3; expected a dict"):
+        replica_of(Model(params, (1.0, params, 3))).compute()
 
 
 def checked(check, kind):
@@ -271,6 +292,7 @@ def test_replica_of_tf_keras(worker):
         check_object_of_any_class_with_variables_will_do,
         check_tensorflow_models_that_cannot_be_trained,
         check_jax_model_without_optax,
+        check_statistics_of_a_jax_model_are_part_of_its_state,
         check_weight_without_a_gradient_stays_when_others_have_one,
         check_jax_models_that_cannot_be_trained,
     ],

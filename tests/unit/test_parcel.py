@@ -43,6 +43,43 @@ def test_module_that_is_known_under_another_name(monkeypatch):
     assert there_and_back(module) is module
 
 
+def test_plain_tensors_travel_as_arrays():
+    """torch would write a file for each of them."""
+    sent = [torch.randn(2, 3), torch.tensor(7), torch.tensor([True]), torch.zeros(0, 4), torch.randn(10)[2:5]]
+    sent.append(torch.randn(2, 1, 4, 4).to(memory_format=torch.channels_last))
+    packed = parcel.dumps([*sent, sent[0]])
+    *arrived, again = parcel.loads(packed)
+    assert b"_load_from_bytes" not in packed
+    assert again is arrived[0]
+    for one, other in zip(arrived, sent, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+        assert one.untyped_storage().resizable()
+        assert other.untyped_storage().resizable()
+
+
+def test_tensors_that_are_more_than_numbers_in_a_row_stay_what_they_are():
+    named = torch.zeros(2)
+    named.note = "mine"
+    parameter, turned, grad, half, note, conj = there_and_back(
+        [
+            torch.nn.Parameter(torch.ones(2)),
+            torch.randn(3, 2).t(),
+            torch.ones(2, requires_grad=True),
+            torch.ones(2, dtype=torch.bfloat16),
+            named,
+            torch.ones(2, dtype=torch.complex64).conj(),
+        ]
+    )
+    assert isinstance(parameter, torch.nn.Parameter)
+    assert turned.stride() == (1, 2)
+    assert grad.requires_grad
+    assert half.dtype == torch.bfloat16
+    assert note.note == "mine"
+    assert conj.is_conj()
+
+
 def test_function_of_main_that_touches_a_module_of_its_own_class():
     train = of_main("def train():\n    torch.backends.cudnn.benchmark\n    return torch.ops.aten", torch=torch)["train"]
     assert there_and_back(train)() is torch.ops.aten

@@ -1,11 +1,19 @@
 """The short way past Ray, with both of its ends in one process."""
 
+import gc
+import math
 import os
 import threading
+from collections import deque
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
+from paceline.workers import ray_direct
+from paceline.workers.base import DIRECT, Asked, Died
+from paceline.workers.framing import UnreadError
+from paceline.workers.ray import RayGroup
 from paceline.workers.ray_direct import LineEnd, Lines
 
 
@@ -17,6 +25,7 @@ def lines():
 
 
 def open_files():
+    gc.collect()  # what other tests have dropped
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -52,7 +61,7 @@ def joined(thread):
 def test_questions_and_their_answers(lines, size):
     ends = [LineEnd(lines.make(rank)) for rank in range(2)]
     for rank in range(2):
-        lines.settle(rank)
+        lines.settle(rank, is_open=True)
     for _ in range(3):
         asked = [asking(end, bytes(size)) for end in ends]
         found = {}
@@ -67,7 +76,7 @@ def test_questions_and_their_answers(lines, size):
 def test_line_is_in_use_when_the_worker_has_it_and_gone_when_it_hangs_up(lines):
     end = LineEnd(lines.make(3))
     assert lines.num_settled == 0
-    lines.settle(3)
+    lines.settle(3, is_open=True)
     assert lines.num_settled == 1
     end.close()
     assert lines.questions(10.0) == []
@@ -79,19 +88,56 @@ def test_worker_that_could_not_open_its_line_has_none(lines):
     (path, name), *others = lines.make(0)
     with pytest.raises(OSError, match="is not"):  # on another machine, another file may be there
         LineEnd(((path, name + "x"), *others))
-    lines.settle(0)
-    assert lines.questions(10.0) == []
+    lines.settle(0, is_open=False)
     assert lines.num_settled == 0
+    lines.answer(0, "to nobody")
 
 
 @pytest.mark.parametrize("end_it", [lambda end, lines: end.wake(), lambda end, lines: lines.clear()])
 def test_who_waits_is_woken_or_learns_that_the_driver_is_gone(lines, end_it):
     end = LineEnd(lines.make(0))
-    lines.settle(0)
+    lines.settle(0, is_open=True)
     thread = asking(end, 1)
     questions(lines)
     end_it(end, lines)
     assert joined(thread) == ["no answer any more"]
+
+
+def test_what_pickle_does_not_know_travels_all_the_same(lines):
+    def local():
+        return "from a function within a function"
+
+    end = LineEnd(lines.make(0))
+    lines.settle(0, is_open=True)
+    thread = asking(end, local)
+    [(_, (_, asked))] = questions(lines)
+    lines.answer(0, local)
+    assert asked() == joined(thread)[0]() == local()
+
+
+def test_worker_that_does_not_read_has_no_line_any_more(lines, monkeypatch):
+    """There is half of an answer in it: whatever came next would be taken for the rest."""
+    monkeypatch.setattr(ray_direct, "TELL_S", 0.1)
+    end = LineEnd(lines.make(0))
+    lines.settle(0, is_open=True)
+    with pytest.raises(UnreadError):
+        lines.answer(0, bytes(5_000_000))
+    assert lines.num_settled == 0
+    with pytest.raises(BrokenPipeError):
+        end.ask("topic", 1)
+
+
+def test_such_a_worker_counts_as_dead(monkeypatch):
+    """It is stopped, say. When it goes on it would wait for ever, and the driver for it."""
+    monkeypatch.setattr(ray_direct, "TELL_S", 0.1)
+    group, dismissed, events = RayGroup.__new__(RayGroup), [], []
+    actor = SimpleNamespace(rank=0, dismiss=lambda: dismissed.append(0))
+    group._roster, group._lines = SimpleNamespace(seated=lambda: [actor]), Lines()
+    group._waiting, group._next_look = deque(), math.inf
+    group._lines.make(0)
+    group.answer(Asked(0, DIRECT, "topic", None), bytes(5_000_000))
+    group.poll(0.0, events.append)
+    assert (dismissed, [type(event) for event in events]) == ([0], [Died])
 
 
 def test_nothing_is_left_open():
@@ -99,7 +145,7 @@ def test_nothing_is_left_open():
     lines = Lines()
     for _ in range(3):
         ends = [LineEnd(lines.make(rank)) for rank in range(2)]
-        lines.settle(0)
+        lines.settle(0, is_open=True)
         ends[0].close()
         ends[1].close()
         lines.clear()

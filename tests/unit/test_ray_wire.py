@@ -1,11 +1,12 @@
 """The worker's end of the connection on Ray, without Ray: a queue that polls empty."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from paceline.workers import ray_worker
-from paceline.workers.ray_worker import RayWire, Unwind
+from paceline.workers import parcel, ray_worker
+from paceline.workers.ray_worker import RayWire, RayWorker, Unwind
 
 
 @pytest.mark.timeout(30)
@@ -29,6 +30,41 @@ def test_nobody_waits_for_an_answer_in_a_call_that_is_unwinding():
     wire.is_unwinding = True
     with pytest.raises(Unwind):
         wire.ask("storage", None)  # this is not the thread of the call: such a one may still be writing a checkpoint
+
+
+def test_line_is_given_back_before_the_end_of_the_call_is_known(monkeypatch):
+    """The next call may come at once, and is not to find the line of this one, which is then closed under it."""
+    worker, did = RayWorker.__new__(RayWorker), []
+    worker._wire, worker._garbage = RayWire("here"), SimpleNamespace(collect=lambda: did.append("collect"))
+    monkeypatch.setattr(worker._wire, "hang_up", lambda: did.append("hang_up"))
+    monkeypatch.setattr(worker._wire, "send", lambda kind, value: did.append(kind))
+    for call in (lambda wire: None, lambda wire: 1 / 0):
+        worker._answer(parcel.dumps((call, ())))
+    assert did == ["hang_up", "returned", "collect", "hang_up", "raised", "collect"]
+
+
+def test_line_does_not_go_while_somebody_wakes_it():
+    wire = RayWire("here")
+    wire._line = line = SimpleNamespace(close=lambda: None)
+    with wire._changed:  # as `begin_unwinding` has it
+        thread = threading.Thread(target=wire.hang_up)
+        thread.start()
+        thread.join(0.1)
+        assert wire._line is line
+    thread.join()
+    assert wire._line is None
+
+
+@pytest.mark.parametrize("is_spent", [False, True])
+def test_process_that_is_replaced_anyway_is_not_waited_for(is_spent):
+    """A survivor of TensorFlow's sits in a collective in which a rank is missing, and its process is for one group."""
+    worker, waits = RayWorker.__new__(RayWorker), []
+    worker._wire = RayWire("here")
+    worker._wire.is_spent = is_spent
+    worker._thread = SimpleNamespace(join=waits.append, is_alive=lambda: True)
+    worker._wire.send("note", 1)
+    assert worker.unwind(5.0) == (False, [("note", 1)])
+    assert waits == [ray_worker._SPENT_S if is_spent else 5.0]
 
 
 def test_reports_of_several_threads_all_arrive_in_their_order():

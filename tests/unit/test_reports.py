@@ -66,6 +66,25 @@ def test_torn_report_at_the_end_never_shows(pipe):
     assert list(reader.bodies()) == []
 
 
+def test_stream_is_over_for_who_was_interrupted_in_it(pipe, monkeypatch):
+    """What was read and not kept is missing in the middle: nothing that comes after it makes sense."""
+    end, start = pipe
+    reader = FrameReader(end)
+
+    def interrupted(fd, size):
+        read(fd, 5)
+        raise KeyboardInterrupt
+
+    read = os.read
+    write_frame(start, packed({"n": 1}))
+    monkeypatch.setattr(os, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reader.bodies()
+    monkeypatch.setattr(os, "read", read)
+    assert reader.bodies() == []
+    assert reader.closed
+
+
 def test_end_of_the_stream_shows_after_the_last_report():
     end, start = os.pipe()
     os.set_blocking(end, False)

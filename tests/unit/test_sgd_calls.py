@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.errors import ArgumentError, TrainerStateError
+from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.sgd import DistributedSGD, NumpyModel
 
 
@@ -41,6 +41,37 @@ def test_an_exception_whose_message_cannot_be_had():
     with pytest.raises(MutableError):
         sgd.step()
     assert state_of(sgd) == "FAILED"
+
+
+def test_state_that_has_more_than_this_model_takes():
+    """As of a model with another optimizer, whose weights have the same names."""
+    with here() as sgd:
+        state = sgd.state_dict()
+        more = {**state, "replica": {**state["replica"], "optimizer": [np.ones(1)]}, "step": 5}
+        with pytest.raises(ArgumentError, match="not that of Falling: besides weights it has optimizer"):
+            sgd.load_state_dict(more)
+        assert sgd.step().step == 1
+
+
+@pytest.mark.parametrize("given", [[1, 2], None, "w"])
+def test_weights_that_have_no_names(given):
+    with here() as sgd, pytest.raises(ArgumentTypeError, match="expected a dict of arrays by name"):
+        sgd.set_weights(given)
+
+
+@pytest.mark.parametrize("given", ["5", True, [1]])
+def test_timeout_that_is_no_number(given):
+    with pytest.raises(ArgumentTypeError, match="expected a number of seconds"):
+        here(hang_timeout_s=given)
+
+
+def test_metrics_that_are_no_dict():
+    class Telling(Falling):
+        def get_metrics(self):
+            return 3
+
+    with pytest.raises(ArgumentTypeError, match=r"Telling.get_metrics\(\) has returned 3; expected a dict of metrics"):
+        here(Telling).step()
 
 
 def test_a_call_from_another_thread():
@@ -103,6 +134,24 @@ def test_what_is_no_state_changes_nothing(forged):
         with pytest.raises(ArgumentError, match=r"no state of a DistributedSGD|not those of this model"):
             sgd.load_state_dict({**sgd.state_dict(), **forged})
         assert sgd.step().step == 2
+
+
+def test_second_ctrl_c_before_the_end_has_begun(monkeypatch):
+    """The workers are ended all the same."""
+    sgd = here()
+    sgd.step()
+    end, interrupts = sgd._life.end_with, [KeyboardInterrupt()]
+
+    def interrupted(*args):
+        if interrupts:
+            raise interrupts.pop()
+        end(*args)
+
+    monkeypatch.setattr(sgd._life, "end_with", interrupted)
+    monkeypatch.setattr(sgd._team, "step", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        sgd.step()
+    assert state_of(sgd) == "STOPPED"
 
 
 def test_ctrl_c_while_it_ends(monkeypatch):

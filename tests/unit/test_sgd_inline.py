@@ -128,7 +128,7 @@ def test_program_ends_after_an_error(monkeypatch, is_prompt, state):
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     sgd = here()
     sgd.step()
-    sgd._end_with_program()
+    sgd._life.end_with_program()
     assert paceline.load_run(sgd.run_dir).status.state == state
 
 

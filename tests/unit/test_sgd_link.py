@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.backends.base import BackendConfig
-from paceline.errors import WorkersLostError
+from paceline.errors import WorkersLostError, WorkerStartError
 from paceline.sgd.link import BUSY_S, Link, LostError
 from paceline.sgd.models import NumpyModel
 from paceline.sgd.serving import DONE, SIDE, TOPIC, serve
@@ -51,7 +51,7 @@ class TwoWorkers:
 
 def linked(workers, **more):
     crew = SimpleNamespace(group=workers, world_size=2, get_ready=lambda: workers)
-    link = Link(crew, BackendConfig(), clock=lambda: workers.now, **more)
+    link = Link(lambda: crew, BackendConfig(), clock=lambda: workers.now, **more)
     assert link.open(lambda infos: (None, {}), SPEC) == [0, 1]
     return link
 
@@ -85,6 +85,73 @@ def test_those_that_are_left_are_told_before_they_are_waited_for():
     begin = workers.now
     lost(workers, link, 5.0)
     assert [now < begin + 1 for now in told] == [True]
+
+
+class CrewInName:
+    """Of which one is the first, and whose others can be had if they `may_start`."""
+
+    def __init__(self, workers, may_start=True):
+        self.group, self.world_size, self._may_start, self.did = workers, 2, may_start, []
+        self.output = SimpleNamespace(flush=lambda: None)
+
+    def get_ready(self):
+        return self.group
+
+    def ensure(self):
+        self.did.append("ensure")
+        if not self._may_start:
+            raise WorkerStartError("there is no memory")
+
+    def release(self):
+        self.did.append("release")
+
+    def break_up(self, grace_s=0.0):
+        self.did.append("break_up")
+
+
+@pytest.mark.parametrize("may_start", [True, False])
+def test_next_workers_are_had_while_the_others_come_to_rest(may_start):
+    """Or when these have ended: what kept them from starting may be the room that those took."""
+    workers = TwoWorkers()
+    first, second, third = (CrewInName(workers, is_fine) for is_fine in (True, may_start, True))
+    crews = iter((first, second, third))
+    link = Link(lambda: next(crews), BackendConfig(), clock=lambda: workers.now)
+    link.open(lambda infos: (None, {}), SPEC)
+    link.on_lost = link.prepare
+    lost(workers, link, 1.0)
+    assert (first.did, second.did) == ([], ["ensure"])
+    link.prepare()
+    assert third.did == ([] if may_start else ["ensure"]), "one at a time"
+    link.give_up()
+    assert first.did == ["release", "break_up"]
+    assert link.crew is (second if may_start else third)
+
+
+def test_next_workers_end_with_a_program_that_ends_well_in_a_recovery():
+    """As by sys.exit(0) in the handler of a signal."""
+    workers = TwoWorkers()
+    first, second = CrewInName(workers), CrewInName(workers)
+    crews = iter((first, second))
+    link = Link(lambda: next(crews), BackendConfig(), clock=lambda: workers.now)
+    link.open(lambda infos: (None, {}), SPEC)
+    link.on_lost = link.prepare
+    lost(workers, link, 1.0)
+    link.close()
+    assert (first.did, second.did) == (["break_up"], ["ensure", "break_up"])
+
+
+def test_handler_raises_while_a_command_is_written(monkeypatch):
+    """Half of it may be on its way: there is no next one."""
+    workers = TwoWorkers()
+    link = linked(workers)
+
+    def interrupted(question, command):
+        raise TimeoutError("of the user's")
+
+    monkeypatch.setattr(workers, "answer", interrupted)
+    with pytest.raises(TimeoutError, match="of the user's"):
+        link.ask("compute")
+    assert link.is_torn
 
 
 def test_who_never_comes_to_rest_is_not_waited_for_for_ever():

@@ -22,7 +22,7 @@ from paceline.backends.jax_links import Address, hang_up, listening
 from paceline.backends.listening import cannot_listen
 from paceline.errors import ArgumentError
 from paceline.registry import JAX_WORKER_MODULES
-from paceline.workers.base import Place, Preload, Raised, Spent, Wire
+from paceline.workers.base import Place, Preload, Raised, Wire
 from paceline.workers.devices import own_gpus
 
 _BROKEN = re.compile(  # what XLA says begins with one of its codes, by which a user's own words are told from it
@@ -119,6 +119,7 @@ def _join_group(
     is_driver = _this_process() == driver
     if not is_driver:  # first, and so called last, when all else is undone
         wire.leaving.callback(_leave_group, wire.shared)
+        wire.is_spent = True
     _tolerate_initialize(wire.leaving)
     if xla_bridge.backends_are_initialized():  # inline: this process has its devices already
         return None
@@ -206,7 +207,6 @@ def _learn_links(wire: Wire, links: list[Address]) -> None:
 
 def _leave_group(shared: dict[str, Any]) -> None:
     hang_up(shared.pop("jax_links", frozenset()))
-    raise Spent
 
 
 def _tolerate_initialize(leaving: ExitStack) -> None:

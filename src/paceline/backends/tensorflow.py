@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from paceline.backends.base import BackendConfig, Caller
 from paceline.errors import ArgumentError
 from paceline.registry import TENSORFLOW_IMPORT
-from paceline.workers.base import Place, Preload, Raised, Spent, Wire
+from paceline.workers.base import Place, Preload, Raised, Wire
 from paceline.workers.devices import own_gpus
 
 _ECHOES = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError")
@@ -94,6 +94,7 @@ def _hold_port(wire: Wire) -> str:
 
 def _announce(wire: Wire, addresses: Sequence[str], config: TensorflowConfig) -> None:
     wire.leaving.callback(_leave, wire)
+    wire.is_spent = True
     os.environ["TF_CONFIG"] = tf_config(addresses, wire.place.world_rank)
     os.environ["TF_GRPC_REUSE_PORT"] = "1"
     for name in ("TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG_LEVEL"):
@@ -140,7 +141,6 @@ def _is_told() -> bool:
 
 def _leave(wire: Wire) -> None:
     threading.Thread(target=_say_goodbye, args=(wire.place.world_rank,), name="paceline-leave", daemon=True).start()
-    raise Spent
 
 
 def _say_goodbye(rank: int) -> None:

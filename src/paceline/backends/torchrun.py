@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from paceline.backends.base import Caller
 from paceline.backends.torch import TorchConfig, open_store, use_own_threads
-from paceline.workers.base import Place, Preload, Raised, Spent, Wire
+from paceline.workers.base import Place, Preload, Raised, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def _offer_store(wire: Wire, timeout_s: float) -> tuple[int, tuple[str, int] | N
 
 
 def _announce(wire: Wire, address: str, port: int, num_nodes: int, max_restarts: int) -> None:
-    wire.leaving.callback(_refuse_to_stay)
+    wire.is_spent = True  # a script has had this process for itself
     os.environ.update(torchrun_environ(wire.place, address, port, num_nodes, max_restarts))
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     _outlive_models(wire.shared)
@@ -84,8 +84,3 @@ def torchrun_environ(place: Place, address: str, port: int, num_nodes: int, max_
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-
-
-def _refuse_to_stay() -> None:
-    """A script has had this process for itself."""
-    raise Spent

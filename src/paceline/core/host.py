@@ -208,6 +208,7 @@ class HostWire:
         self.place, self._host, self.address = place, host, address
         self.shared: dict[str, Any] = {}
         self.leaving = ExitStack()
+        self.is_spent = False
         self._owner_pid = os.getpid()
 
     @property

@@ -19,7 +19,7 @@ from paceline.errors import PacelineError, WorkerError, WorkersLostError, Worker
 from paceline.rank_session import Task
 from paceline.workers import parcel
 from paceline.workers.base import Place
-from paceline.workers.framing import FrameReader, send_patiently
+from paceline.workers.framing import FrameReader, UnreadError, send_patiently
 from paceline.workers.outcome import Error
 from paceline.workers.questions import Questions
 
@@ -105,7 +105,7 @@ class Link:
             try:
                 while self._held:
                     send_patiently(self._sock, self._held.popleft(), self._timeout_s)
-            except OSError as error:
+            except (OSError, UnreadError) as error:
                 self._lose(f"it cannot be reached ({error})")
                 raise (self.error or WorkerError("The connection to rank 0 is closed.")) from error
             finally:
@@ -189,6 +189,7 @@ class LinkWire:
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
         self.leaving = contextlib.ExitStack()
+        self.is_spent = False
 
     @property
     def stopping(self) -> bool:

@@ -116,5 +116,5 @@ class Value(Kept):
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"A value on the workers has no attribute {name!r} here. There it may have: "
-            f"worker_group.apply(lambda value: value.{name}, value)."
+            f"worker_group.apply(lambda value: value.{name}, value), or value.{name}() if it is a method."
         )

@@ -27,10 +27,12 @@ class Torch(Framework):
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
 
     def pack_as(self, value: Any) -> Any:
-        """A GPU's tensor as the CPU's, and a DDP model as the model it wraps."""
+        """A GPU's tensor as the CPU's, a plain one as an array, and a DDP model as the model it wraps."""
         import torch
 
         if isinstance(value, torch.Tensor):
+            if _Plain.takes(value):
+                return _Plain(value)
             return value if value.device.type in ("cpu", "meta") else value.detach().cpu()
         return value.module if isinstance(value, torch.nn.parallel.DistributedDataParallel) else value
 
@@ -94,3 +96,36 @@ def _defaults() -> dict[str, Any]:
     import torch
 
     return {"dtype": torch.float32, "deterministic": 0, "matmul": "highest"}
+
+
+class _Plain:
+    """Travels as a numpy array, and arrives as a tensor. torch itself writes a file for each, and reads it, which takes
+    a model of many tensors several times as long."""
+
+    def __init__(self, tensor: Any):
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy: a tensor that numpy has seen cannot be resized any more.
+        return _tensor_of, (self._tensor.clone().numpy(), self._tensor.stride())
+
+    @staticmethod
+    def takes(tensor: Any) -> bool:
+        """Whether it is nothing but numbers in a row, of a kind that numpy knows."""
+        import torch
+
+        return (
+            type(tensor) is torch.Tensor
+            and tensor.layout is torch.strided
+            and tensor.device.type == "cpu"
+            and tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool)
+            and tensor.is_contiguous()
+            and not (tensor.requires_grad or tensor.is_neg() or tensor.__dict__)
+        )
+
+
+def _tensor_of(array: Any, stride: tuple[int, ...]) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(array).clone()
+    return tensor if tensor.stride() == stride else tensor.as_strided(tensor.shape, stride)  # of dimensions of size 1

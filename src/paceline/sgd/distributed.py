@@ -1,29 +1,20 @@
 """DistributedSGD: data-parallel training, one step at a time, driven by an ordinary loop on the driver."""
 
-import atexit
 import os
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from paceline import checkpoints
 from paceline.arguments import config_of, resources_of, strategy_of
 from paceline.callbacks import Callback
 from paceline.checkpoints import CheckpointStore, CheckpointStrategy
-from paceline.control.termination import Signals
 from paceline.data.given import Supply, resolve_dataset
-from paceline.errors import (
-    ArgumentError,
-    CheckpointWriteError,
-    TrainerStateError,
-    WorkersLostError,
-    WorkerStartError,
-)
+from paceline.errors import ArgumentError, ArgumentTypeError, CheckpointWriteError, TrainFunctionError
 from paceline.runs import RunRequest, resolve_logdir
 from paceline.sgd import model_calls
+from paceline.sgd.life import Life
 from paceline.sgd.options import BUCKET_BYTES, Options, check_state, options_of
 from paceline.sgd.record import RunRecord, listeners_of
 from paceline.sgd.reduction import combined
@@ -31,8 +22,6 @@ from paceline.sgd.result import StepResult, timing_lines
 from paceline.sgd.team import Team
 from paceline.workers import parcel, resolve_engine
 from paceline.workers.base import Engine
-
-R = TypeVar("R")
 
 
 class DistributedSGD:
@@ -132,22 +121,19 @@ class DistributedSGD:
             listeners_of(callbacks, is_quiet=not verbose),
         )
         self.logdir: Path = resolve_logdir(logdir)
-        self._is_over = False
-        self._one_thread, self._owner_pid = threading.RLock(), os.getpid()
+        self._life = Life(self._team)
 
     def start(self) -> None:
         """Have the workers and their models; whatever is called first does it too. Blocking, idempotent."""
-        with self._turn():
+        with self._life.turn():
             if self._team.record is None:
-                self._owner_pid = os.getpid()
-                atexit.register(self._end_with_program)
-                with self._failing():
+                with self._life.begin():
                     self._team.open(self.logdir)
 
     def step(self, fetch_stats: bool = True) -> StepResult:
         """One step of all replicas: each computes the gradients of its next batch, and all apply the mean. Returns the
         mean loss, a float that has more to tell. `fetch_stats` is of 2018, and changes nothing."""
-        with self._turn(), self._failing():
+        with self._life.turn(), self._life.failing():
             if self._team.record is None:
                 self.start()
             made = self._team.step()
@@ -166,7 +152,7 @@ class DistributedSGD:
     def warmup(self) -> None:
         """Have everything that the first step needs, without making one: workers, models, the memory that they share,
         and connections between them."""
-        with self._turn(), self._failing():
+        with self._life.turn(), self._life.failing():
             self.start()
             self._team.surely(lambda: self._team.link.ask("warm_up"))
 
@@ -188,7 +174,14 @@ class DistributedSGD:
     def get_model(self) -> Any:
         """The trained model, on the CPU: the `nn.Module` of a PyTorch model, else the object that the model_creator
         returned."""
-        return self._call(model_calls.model, ranks=[0])[0]
+        try:
+            return self._call(model_calls.model, ranks=[0])[0]
+        except TrainFunctionError as error:
+            error.add_note(
+                "get_model() brings the whole model here: give it a __getstate__ that leaves out what cannot travel, "
+                "such as a loop over its data, or take get_weights()."
+            )
+            raise
 
     def get_weights(self) -> dict[str, Any]:
         """As numpy arrays by name, those of the first replica. Weights that are trained are the same in all."""
@@ -197,6 +190,11 @@ class DistributedSGD:
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """In all replicas. The optimizers keep what they have."""
+        if not isinstance(weights, Mapping):
+            raise ArgumentTypeError(
+                f"set_weights() has got {type(weights).__qualname__}; expected a dict of arrays by name, as "
+                "get_weights() returns it."
+            )
         self._call(model_calls.set_weights, dict(weights))
 
     # --- its state ----------------------------------------------------------------------------------------------------
@@ -204,26 +202,26 @@ class DistributedSGD:
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on: weights, optimizer, the number of steps, and where the workers are in
         their data, if their models say so."""
-        with self._turn():
+        with self._life.turn():
             state = self._call(model_calls.state, ranks=[0])[0]
             return {"replica": state, "step": self.num_steps, "positions": self._team.positions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, in all replicas."""
         check_state(state)
-        with self._turn():
+        with self._life.turn():
             self.start()
             packed = parcel.dumps(state["replica"])
-            self._staying(lambda: self._team.load(packed, state["step"], state["positions"]))
+            self._life.staying(lambda: self._team.load(packed, state["step"], state["positions"]))
 
     def save_checkpoint(self, directory: str | os.PathLike[str] | None = None) -> str:
         """Write the state as a checkpoint, and return its path: the next one in that folder, or among those of the run.
         Blocking; when it returns, the checkpoint is whole and durable. CheckpointWriteError if that cannot be."""
-        with self._turn():
+        with self._life.turn():
             state = self.state_dict()
             if directory is None:
                 part = self._record.write(state, self.num_steps)
-                with self._failing():  # what a callback raises ends the run, as in a step
+                with self._life.failing():  # what a callback raises ends the run, as in a step
                     self._record.commit(part)
                 return self._record.path_of(part)
             store, kept = CheckpointStore(os.fspath(directory)), checkpoints.snapshot(state)
@@ -242,8 +240,7 @@ class DistributedSGD:
 
     def shutdown(self) -> None:
         """End the workers; the run has succeeded. Idempotent."""
-        with _Turn(self._one_thread, lambda: None):
-            self._end("SUCCEEDED")
+        self._life.shut_down()
 
     def __enter__(self) -> "DistributedSGD":
         self.start()
@@ -252,7 +249,7 @@ class DistributedSGD:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(*_end_of(error))
+        self._life.end_with(error)
 
     def __repr__(self) -> str:
         one = self.options
@@ -275,7 +272,7 @@ class DistributedSGD:
         """Tell how much of the training is done, from 0 to 1, for who shows it."""
         if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
             raise ArgumentError(f"report_progress({progress!r}): expected a number from 0 to 1.")
-        with self._turn(), self._failing():
+        with self._life.turn(), self._life.failing():
             self.start()
             self._record.progress(float(progress))
 
@@ -285,60 +282,9 @@ class DistributedSGD:
         return self._team.record
 
     def _call(self, fn: Callable[..., Any], *args: Any, ranks: list[int] | None = None) -> list[Any]:
-        with self._turn():
+        with self._life.turn():
             self.start()
-            return self._staying(lambda: self._team.surely(lambda: self._team.link.call(fn, *args, ranks=ranks)))
-
-    def _turn(self) -> "_Turn":
-        """Around every call. Within one, the same thread may make another: a callback that saves a checkpoint, say. But
-        not while the workers are being asked something, as from the handler of a signal: their answers would be
-        confused."""
-        return _Turn(self._one_thread, self._check_turn)
-
-    def _check_turn(self) -> None:
-        if self._is_over:
-            raise TrainerStateError("This DistributedSGD has ended: make a new one, and restore a checkpoint to go on.")
-        if self._team.record is not None and self._owner_pid != os.getpid():
-            raise TrainerStateError(
-                f"The workers of this DistributedSGD are those of process {self._owner_pid}; this one, {os.getpid()}, "
-                "is a fork of it: make a new one here."
-            )
-        if self._team.is_asking:
-            raise TrainerStateError(
-                "This DistributedSGD is in the middle of a call, and was called again: from the handler of a signal, a "
-                "function that it has called, or a callback that is told of the beginning or a restart. Do it when "
-                "that call has returned."
-            )
-
-    def _staying(self, act: Callable[[], R]) -> R:
-        """What a function of the user's raises is no end of the run, as long as all workers are there for the next."""
-        try:
-            return act()
-        except BaseException as error:
-            is_end = not isinstance(error, Exception) or isinstance(error, WorkersLostError | WorkerStartError)
-            if is_end or self._team.link.is_torn:
-                self._end(*_end_of(error))
-            raise
-
-    def _failing(self) -> "_Failing":
-        return _Failing(self)
-
-    def _end(self, state: str, error: BaseException | None = None) -> None:
-        """Idempotent. Ctrl-C and SIGTERM wait until it is done: half of it would leave workers behind, and a run that
-        seems to go on."""
-        if self._is_over:
-            return
-        signals = Signals()
-        with signals.watching():
-            self._is_over = True
-            atexit.unregister(self._end_with_program)
-            self._team.close(state, error)
-        signals.release()
-        signals.check(1)
-
-    def _end_with_program(self) -> None:
-        """A script need not call `shutdown`: when it ends well, the run has. At a prompt, no error ends the program."""
-        self._end(*_end_of(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))
+            return self._life.staying(lambda: self._team.surely(lambda: self._team.link.call(fn, *args, ranks=ranks)))
 
 
 def _engine_of(engine: str | Engine | None, num_workers: int, dataset: Supply | None) -> Engine:
@@ -350,49 +296,3 @@ def _engine_of(engine: str | Engine | None, num_workers: int, dataset: Supply | 
             f"The dataset can be read on engine={needed!r} only, and the workers would live on {made.name!r}."
         )
     return made
-
-
-class _Turn:
-    """One thread at a time. A generator would cost every step a few microseconds more."""
-
-    __slots__ = ("_check", "_one_thread")
-
-    def __init__(self, one_thread: Any, check: Callable[[], None]):
-        self._one_thread, self._check = one_thread, check
-
-    def __enter__(self) -> None:
-        if not self._one_thread.acquire(blocking=False):
-            raise TrainerStateError(
-                "Another thread is in a call of this DistributedSGD, which is for one at a time: let this one wait for "
-                "it, or make a second DistributedSGD."
-            )
-        try:
-            self._check()
-        except BaseException:
-            self._one_thread.release()
-            raise
-
-    def __exit__(self, *raised: object) -> None:
-        self._one_thread.release()
-
-
-class _Failing:
-    """Whatever is raised inside ends the run, which has failed then, or was stopped."""
-
-    def __init__(self, sgd: DistributedSGD):
-        self._sgd = sgd
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._sgd._end(*_end_of(error))
-
-
-def _end_of(error: BaseException | None) -> tuple[str, BaseException | None]:
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):  # a script leaves in good order
-        return "SUCCEEDED", None
-    return ("STOPPED" if isinstance(error, KeyboardInterrupt) else "FAILED"), error

@@ -8,10 +8,10 @@ import numpy as np
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnPosition, check_weights, loss_and_grad_of
+from paceline.sgd.replica import Computed, OwnState, check_weights, loss_and_grad_of
 
 
-class JaxReplica(OwnPosition):
+class JaxReplica(OwnState):
     """See `Replica`. The model's `params` are replaced after each step: arrays of JAX do not change."""
 
     kind: ClassVar[str] = "jax"
@@ -60,7 +60,7 @@ class JaxReplica(OwnPosition):
         if form != self._form or shapes != [slot.shape for slot in self.slots]:
             raise ArgumentError(
                 f"The gradients of {type(self.model).__qualname__}.loss_and_grad() are {form} of shapes {shapes}; "
-                f"expected the form of params, {self._form}."
+                f"expected the form of params, {self._form} of shapes {[slot.shape for slot in self.slots]}."
             )
         by_slot = zip(leaves, self.slots, strict=True)
         arrays: list[Array | None] = [np.asarray(leaf).astype(slot.dtype, copy=False) for leaf, slot in by_slot]
@@ -100,29 +100,30 @@ class JaxReplica(OwnPosition):
     def state_dict(self) -> dict[str, Any]:
         import jax
 
-        state: dict[str, Any] = {"weights": self.weights()}
+        state = {"weights": self.weights(), **self._own_state()}
         if self._state is not None:
             state["optimizer"] = [np.array(leaf) for leaf in jax.tree_util.tree_leaves(self._state)]
-        elif hasattr(self.model, "get_state"):
-            state["optimizer"] = self.model.get_state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         import jax
 
+        self._check_state(state, *(["optimizer"] if self._state is not None else []))
+        leaves = None
         if self._state is not None:
             own, form = jax.tree_util.tree_flatten(self._state)
             given = state.get("optimizer", [])
-            if [np.shape(one) for one in own] != [np.shape(one) for one in given]:
+            shapes = [[list(np.shape(one)) for one in arrays] for arrays in (given, own)]
+            if shapes[0] != shapes[1]:
                 raise ArgumentError(
-                    f"The state of the optimizer is not that of this model: it has {len(given)} arrays, expected "
-                    f"{len(own)} of other shapes."
+                    "The state of the optimizer is not that of this model: its arrays have the shapes "
+                    f"{shapes[0]}, expected {shapes[1]}."
                 )
             leaves = [_copied(value, leaf) for value, leaf in zip(given, own, strict=True)]
-            self._state = jax.tree_util.tree_unflatten(form, leaves)
-        elif "optimizer" in state and hasattr(self.model, "set_state"):
-            self.model.set_state(state["optimizer"])
         self.set_weights(state["weights"])
+        if leaves is not None:
+            self._state = jax.tree_util.tree_unflatten(form, leaves)
+        self._set_own_state(state)
 
     def _leaves(self) -> list[Any]:
         import jax

@@ -7,6 +7,7 @@ is missing.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,14 @@ class Link:
 
     def __init__(
         self,
-        crew: Crew,
+        new_crew: Callable[[], Crew],
         backend: BackendConfig,
         hang_timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._crew, self._backend, self._hang_timeout_s, self._clock = crew, backend, hang_timeout_s, clock
+        self._new_crew, self._backend, self._hang_timeout_s, self._clock = new_crew, backend, hang_timeout_s, clock
+        self.crew = new_crew()
+        self._next_crew: Crew | None = None
         self.num_workers = 1
         """Of the last `open`."""
         self._longest_s = self._making_s = 0.0
@@ -96,8 +99,8 @@ class Link:
     def open(self, task_of: TaskOf, spec: Spec) -> list[Any]:
         """Have workers, with their replicas made; returns the layouts of those, by worker. `task_of` gets the
         workers: what they do, and where their logs are."""
-        group = self._crew.get_ready()
-        self.num_workers = self._crew.world_size
+        group = self.crew.get_ready()
+        self.num_workers = self.crew.world_size
         task, logs = task_of(group.infos)
         self._questions, self._replies, self._lost, self._told, self.is_torn = {}, {}, {}, set(), False
         call, begin = Call(serve, (task, spec), label="the model_creator"), self._clock()
@@ -142,34 +145,55 @@ class Link:
         return self._answered(dict.fromkeys(range(self.num_workers) if ranks is None else ranks, ("call", (packed,))))
 
     def _answered(self, commands: Mapping[int, Command]) -> list[Any]:
-        group = self._crew.group
+        group = self.crew.group
         assert group is not None, "ask before open"
         self._replies = {}
         for rank in commands:
             if rank not in self._questions:  # it was lost since it has answered
                 self._settle()
-        for rank, command in commands.items():
-            group.answer(self._questions.pop(rank), command)
-        return self._values(group, commands)
+        try:
+            for rank, command in commands.items():
+                group.answer(self._questions.pop(rank), command)
+            return self._values(group, commands)
+        except BaseException as error:  # it may be that of a signal handler, in the midst of it
+            is_owed = not isinstance(error, LostError) and not self._questions.keys() >= commands.keys()
+            self.is_torn = self.is_torn or is_owed
+            raise
+
+    def prepare(self) -> None:
+        """Have the workers of the next `open`, while those that are left come to rest. If that fails, it is tried again
+        when these have ended, and its error is raised then."""
+        if self._next_crew is None:
+            crew = self._new_crew()
+            with suppress(Exception):
+                crew.ensure()
+                self._next_crew = crew
 
     def close(self) -> None:
         """Let the workers end what they do, and end them."""
-        group = self._crew.group
+        group = self.crew.group
         if group is not None and len(self._questions) == self.num_workers and not self._lost:
             for question in self._questions.values():
                 group.answer(question, None)
             deadline = self._clock() + SETTLE_S
             while not group.healthy() and not self._lost and self._clock() < deadline:
                 group.poll(POLL_S, self._take)
-        self._crew.output.flush()
+        self.crew.output.flush()
         self._questions = {}
-        self._crew.break_up(grace_s=2.0)
+        self.crew.break_up(grace_s=2.0)
+        if self._next_crew is not None:  # the program ends well, in the middle of a recovery
+            self._next_crew.break_up()
 
     def give_up(self) -> None:
         """End the workers at once, whatever they do. The next `open` has new ones."""
         self._questions = {}
-        self._crew.release()
-        self._crew.output.flush()
+        try:
+            self.crew.release()
+            self.crew.output.flush()
+        finally:
+            if self._next_crew is not None:
+                self.crew.break_up()
+                self.crew, self._next_crew = self._next_crew, None
 
     def _values(self, group: WorkerGroup, ranks: Collection[int]) -> list[Any]:
         """Of those that were asked, in their order."""
@@ -225,7 +249,7 @@ class Link:
         """A worker is lost: wait for others to come to rest, and raise. One that is at rest is enough, since all have
         the same state; those that are soon at rest may have more to tell."""
         self.on_lost()
-        group, begin = self._crew.group, self._clock()
+        group, begin = self.crew.group, self._clock()
         assert group is not None
         busy_s = max(BUSY_S, 3 * self._longest_s, self._hang_timeout_s or 0.0)
         while silent := [rank for rank in range(self.num_workers) if rank not in self._questions | self._lost]:
@@ -262,17 +286,17 @@ class Link:
             case Returned():
                 pass
             case Printed(rank, text):
-                self._crew.output.take(rank, text)
+                self.crew.output.take(rank, text)
             case Sent(_, "imported", files):
-                self._crew.learn_imports(files)
+                self.crew.learn_imports(files)
             case Sent(rank, kind, value):
                 self.on_sent(rank, kind, value)
 
     def _take_question(self, question: Asked, rank: int, topic: str, value: Any) -> None:
         if topic == TOPIC:
             self._questions[rank], self._replies[rank] = question, value
-        elif self._crew.group is not None:
-            self._crew.group.answer(question, ArgumentError(f"nobody knows an answer to {topic!r} here"))
+        elif self.crew.group is not None:
+            self.crew.group.answer(question, ArgumentError(f"nobody knows an answer to {topic!r} here"))
 
 
 class _Within:
@@ -298,25 +322,25 @@ class InlineLink(Link):
     their traceback."""
 
     def open(self, task_of: TaskOf, spec: Spec) -> list[Any]:
-        group = self._crew.get_ready()
+        group = self.crew.get_ready()
         task, _ = task_of(group.infos)
-        return self._crew.all(_begin_session, task, spec)
+        return self.crew.all(_begin_session, task, spec)
 
     def ask_each(self, commands: Mapping[int, Command]) -> list[Any]:
         [(verb, args)] = commands.values()
-        return self._crew.all(_perform, verb, args)
+        return self.crew.all(_perform, verb, args)
 
     def call(
         self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
     ) -> list[Any]:
-        return self._crew.all(_call, fn, args)
+        return self.crew.all(_call, fn, args)
 
     def close(self) -> None:
         try:
-            if self._crew.group is not None:
-                self._crew.all(_end_session)
+            if self.crew.group is not None:
+                self.crew.all(_end_session)
         finally:
-            self._crew.break_up()
+            self.crew.break_up()
 
     def give_up(self) -> None:
         self.close()

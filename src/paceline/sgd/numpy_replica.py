@@ -1,6 +1,5 @@
 """A model that computes its own gradients, as numpy arrays, as a replica."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -8,10 +7,10 @@ import numpy as np
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnPosition, check_weights, loss_and_grad_of
+from paceline.sgd.replica import Computed, OwnState, check_weights, loss_and_grad_of
 
 
-class NumpyReplica(OwnPosition):
+class NumpyReplica(OwnState):
     """See `Replica`. Its weights are a dict or a list of arrays, and its gradients are the same."""
 
     kind: ClassVar[str] = "numpy"
@@ -31,7 +30,11 @@ class NumpyReplica(OwnPosition):
         found = named(gradients)
         unknown = found.keys() - {slot.name for slot in self.slots}
         if unknown:
-            raise ArgumentError(f"loss_and_grad() has gradients of what is no weight: {', '.join(sorted(unknown))}.")
+            weights = ", ".join(slot.name for slot in self.slots)
+            raise ArgumentError(
+                f"loss_and_grad() has gradients of what is no weight: {', '.join(sorted(unknown))}; the weights are "
+                f"{weights}."
+            )
         return Computed(
             loss,
             [_gradient(slot, found.get(slot.name)) for slot in self.slots],
@@ -72,15 +75,12 @@ class NumpyReplica(OwnPosition):
         self.model.set_weights(self._like_weights(arrays))
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"weights": self.weights()}
-        if hasattr(self.model, "get_state"):
-            state["optimizer"] = copy.deepcopy(self.model.get_state())
-        return state
+        return {"weights": self.weights(), **self._own_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._check_state(state)
         self.set_weights(state["weights"])
-        if "optimizer" in state and hasattr(self.model, "set_state"):
-            self.model.set_state(copy.deepcopy(state["optimizer"]))
+        self._set_own_state(state)
 
     def _arrays(self) -> dict[str, Array]:
         return {name: np.asarray(array) for name, array in named(self.model.get_weights()).items()}

@@ -25,9 +25,14 @@ def choose(made: Mapping[int, int], before: int) -> Recovery:
     return Recovery(keeper, made[keeper], made[keeper] > before)
 
 
+def may_replace(num_losses: int, max_retries: int) -> bool:
+    """Whether workers may be replaced once more. `num_losses` were before."""
+    return max_retries < 0 or num_losses < max_retries
+
+
 def check_budget(reason: str, num_losses: int, max_retries: int) -> None:
-    """WorkersLostError if workers may not be replaced once more. `num_losses` were before this one."""
-    if max_retries < 0 or num_losses < max_retries:
+    """WorkersLostError if workers may not be replaced once more."""
+    if may_replace(num_losses, max_retries):
         return
     tried = f"after they were replaced {num_losses} time(s)" if num_losses else "and are not replaced"
     raise WorkersLostError(

@@ -11,6 +11,7 @@ Arrays on this side of the seam are numpy's: strategies sum and send them withou
 framework is a new module with a class like these, and a line in the registry.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -98,8 +99,37 @@ class OwnPosition:
     def _metrics(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What the model tells of the batch it has just computed, and has told with its loss, as plain values."""
         get = getattr(self.model, "get_metrics", None)
-        given = {**((get() or {}) if get is not None else {}), **(more or {})}
-        return {name: plain(value) for name, value in given.items()}
+        told = (get() or {}) if get is not None else {}
+        for given, source in ((told, "get_metrics()"), (more or {}, "loss_and_grad(), as its third value,")):
+            if not isinstance(given, Mapping):
+                raise ArgumentTypeError(
+                    f"{type(self.model).__qualname__}.{source} has returned {given!r}; expected a dict of metrics."
+                )
+        return {name: plain(value) for name, value in {**told, **(more or {})}.items()}
+
+
+class OwnState(OwnPosition):
+    """The same for models that compute their own gradients: what else the next step depends on, a momentum or
+    statistics, they give by `get_state()` and take by `set_state(state)`."""
+
+    def _own_state(self) -> dict[str, Any]:
+        get = getattr(self.model, "get_state", None)
+        return {} if get is None else {"own": copy.deepcopy(get())}
+
+    def _check_state(self, state: Mapping[str, Any], *others: str) -> None:
+        """ArgumentError if there is something in it that nobody here would take."""
+        takes_own = callable(getattr(self.model, "set_state", None))
+        expected = {"weights", *others, *(["own"] if takes_own else [])}
+        if unknown := sorted(state.keys() - expected):
+            what = "what its get_state() has given, and has no set_state()" if unknown == ["own"] else "another model's"
+            raise ArgumentError(
+                f"This state is not that of {type(self.model).__qualname__}: besides {', '.join(sorted(expected))} it "
+                f"has {', '.join(unknown)}, which is {what}."
+            )
+
+    def _set_own_state(self, state: Mapping[str, Any]) -> None:
+        if "own" in state:
+            self.model.set_state(copy.deepcopy(state["own"]))
 
 
 def loss_and_grad_of(model: Any) -> tuple[float, Any, dict[str, Any]]:
@@ -111,7 +141,14 @@ def loss_and_grad_of(model: Any) -> tuple[float, Any, dict[str, Any]]:
             "(loss, gradients), as from jax.value_and_grad, or (loss, gradients, metrics)."
         )
     loss, gradients, *rest = given
-    return float(loss), gradients, rest[0] if rest else {}
+    try:
+        number = float(loss)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"{type(model).__qualname__}.loss_and_grad() has returned {loss!r} as its loss; expected one number. Of "
+            "value_and_grad(..., has_aux=True), return (loss, gradients, metrics)."
+        ) from None
+    return number, gradients, rest[0] if rest else {}
 
 
 def required(model: Any, name: str, needed_for: str) -> Callable[..., Any]:
@@ -143,6 +180,6 @@ def replica_of(model: Any) -> Replica:
             return made
     raise ArgumentTypeError(
         f"model_creator has returned {type(model).__qualname__}, of which it is not known how to train it. "
-        "Expected an object with get_loss() and get_optimizer(), as TorchModel describes it, or with loss_and_grad(), "
-        "get_weights() and set_weights(), as NumpyModel does."
+        "Expected an object with get_loss() and get_optimizer(), as TorchModel and TFModel describe it, or with "
+        "loss_and_grad() and either params, as JaxModel does, or get_weights() and set_weights(), as NumpyModel."
     )

@@ -32,7 +32,7 @@ DONE, PACKED, FAILED = "done", "packed", "failed"
 def serve(wire: DirectWire, task: Task, spec: Spec) -> None:
     """Until the command is None, or the engine ends this call. Then nothing of it stays: on Ray, this process may be in
     the next group, and collectives that its side has begun would keep the connections of the former one open."""
-    with open_session(wire, task), ending_forks():
+    with open_session(wire, task):
         try:
             reply = _tried(lambda: (DONE, set_up(wire, spec)))
             while (command := _ask(wire, reply)) is not None:
@@ -65,9 +65,11 @@ def _performed(wire: Wire, verb: str, args: tuple[Any, ...]) -> Reply:
 
 
 def _tried(fn: Callable[..., Reply], *args: Any) -> Reply:
-    """What the driver has to know in any case. No BaseException of an engine's, which ends this call."""
+    """What the driver has to know in any case. No BaseException of an engine's, which ends this call. A process that a
+    model forks ends here: it would ask for commands in our name."""
     try:
-        return fn(*args)
+        with ending_forks():
+            return fn(*args)
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("paceline.workers."):
             raise

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from paceline.sgd.no_group import NoGroup
 from paceline.sgd.options import Options
 from paceline.sgd.packing import Layout
 from paceline.sgd.record import RunRecord
-from paceline.sgd.recovery import Recovery, check_budget, choose, nobody_left
+from paceline.sgd.recovery import Recovery, check_budget, choose, may_replace, nobody_left
 from paceline.sgd.side import Contribution, Spec
 from paceline.sgd.strategies import Made, Strategy, made_without
 from paceline.workers.base import Engine, Preload, Resources, Size, WorkerInfo
@@ -48,10 +49,10 @@ class Team:
         preload = self._backend.preload
         if preload.to_join:  # torch: ours use numpy, as it does. Else a worker has it only if its model does
             preload = preload.plus(*registry.SGD_WORKER_MODULES)
-        self._crew = Crew(engine, self._backend, size, resources, options.max_retries, preload)
+        new_crew = partial(Crew, engine, self._backend, size, resources, options.max_retries, preload)
         kind = InlineLink if engine.name == "inline" else Link
-        self.link = kind(self._crew, self._backend, options.hang_timeout_s)
-        self.link.on_hang, self.link.on_sent, self.link.on_lost = self._keep_stacks, self._hear, self._end_streams
+        self.link = kind(new_crew, self._backend, options.hang_timeout_s)
+        self.link.on_hang, self.link.on_sent, self.link.on_lost = self._keep_stacks, self._hear, self._prepare
         self.record: RunRecord | None = None
         self._strategy: Strategy | None = None
         self._layout = Layout(())
@@ -138,7 +139,7 @@ class Team:
                 self.link.close()
             else:
                 self.link.give_up()
-                self._crew.break_up()
+                self.link.crew.break_up()
         finally:
             if self.record is not None:
                 self.record.close(state, error)
@@ -225,6 +226,12 @@ class Team:
                 left = again.idle
         raise nobody_left(lost.reason)
 
+    def _prepare(self) -> None:
+        """A worker is lost, and others are still at it."""
+        self._end_streams()
+        if self._engine.has_room_beside(self._resources) and may_replace(self._num_losses, self._options.max_retries):
+            self.link.prepare()
+
     def _end_streams(self) -> None:
         """Of the run's dataset: who waits for data, or for a lost worker to take its part of it, gets an error. New
         workers have new ones."""
@@ -233,10 +240,10 @@ class Team:
 
     def _keep_stacks(self) -> str:
         """Of workers that do not answer."""
-        if self.record is None or self._crew.group is None:
+        if self.record is None or self.link.crew.group is None:
             return ""
         try:
-            return f" Stacks of all ranks are in {self.record.keep_stacks(self._crew.group.stacks())}."
+            return f" Stacks of all ranks are in {self.record.keep_stacks(self.link.crew.group.stacks())}."
         except OSError as error:  # a full disk, say, is not what the user has to know first
             return f" Stacks of all ranks could not be written ({error.strerror})."
 

@@ -130,6 +130,9 @@ class ScriptedEngine:
         self.groups.append(ScriptedGroup(self._attempts, self._size or size.min))
         return self.groups[-1]
 
+    def has_room_beside(self, resources: Resources) -> bool:
+        return False
+
     def describe(self) -> str:
         return "scripts"
 

@@ -24,6 +24,7 @@ class RecordingWire:
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
         self.leaving = ExitStack()
+        self.is_spent = False
         self.stopping = False
         self.reports: list[dict[str, Any]] = []
         self.sent: list[tuple[str, Any]] = []

@@ -34,7 +34,6 @@ __all__ = [
     "Returned",
     "Sent",
     "Size",
-    "Spent",
     "Wire",
     "WorkerGroup",
     "WorkerInfo",
@@ -191,16 +190,14 @@ class Call:
         return {"the function": self.fn, **dict(zip(names, self.args, strict=False))}
 
 
-class Spent(Exception):
-    """Raised by what undoes a join: this process is for one group only."""
-
-
 class Wire(Protocol):
     """The worker's end: every call that runs in a worker gets it as its first argument."""
 
     place: Place
     address: str
     """Where the other workers of the group can reach this one."""
+    is_spent: bool
+    """Set by who joins a group if this process can be in no other: it is replaced then, and not waited for."""
 
     def report(self, packed: bytes) -> None:
         """The hot path: hand over a report, packed by `reports.pack`, and return at once. One thread at a time; a
@@ -229,7 +226,7 @@ class Wire(Protocol):
         """How this worker leaves the group it has joined: whoever joins it puts here what undoes that.
 
         The engine closes it while no call runs, before the worker may join another group; a process that ends takes its
-        group with it. If that raises, this process can join no other, and is replaced: `Spent` if it is meant so.
+        group with it. If that raises, this process can join no other, and is replaced.
         """
 
 
@@ -301,6 +298,9 @@ class Engine(Protocol):
 
     def group(self, size: Size, resources: Resources, preload: Preload) -> WorkerGroup:
         """A group that is not started yet."""
+
+    def has_room_beside(self, resources: Resources) -> bool:
+        """Whether there may be, for a moment, a second group beside one whose workers have such resources."""
 
     def describe(self) -> str:
         """What the workers have to share, for the resource table."""

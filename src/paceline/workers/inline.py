@@ -48,6 +48,10 @@ class InlineEngine:
     def group(self, size: Size, resources: Resources, preload: Preload) -> "InlineGroup":
         return InlineGroup(resources)
 
+    def has_room_beside(self, resources: Resources) -> bool:
+        """There is one process."""
+        return False
+
     def describe(self) -> str:
         return "this process"
 
@@ -154,7 +158,7 @@ class InlineWire:
         self.leaving = leaving
         self.address = "127.0.0.1"
         self.shared: dict[str, Any] = {}
-        self.stopping = False
+        self.is_spent = self.stopping = False
         self.deliver: Callable[[Event], None] = lambda event: None
         self.delivery_error: BaseException | None = None
         """What who listens has raised first. The function sees it too, on its own line, and may have caught it."""

@@ -5,19 +5,15 @@ kernel ends workers whose nursery is gone.
 """
 
 import contextlib
-import fcntl
 import os
-import pickle
 import select
 import shutil
-import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,40 +21,26 @@ from typing import Any
 from paceline import frameworks
 from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
 from paceline.registry import WORKER_MODULES
-from paceline.workers import outcome, surroundings
+from paceline.workers import surroundings
 from paceline.workers.base import (
-    DIRECT,
     Asked,
     Call,
-    Died,
     Event,
     Place,
-    Preempted,
     Preload,
     Printed,
     Resources,
-    Sent,
     Size,
     WorkerInfo,
     rank_environ,
 )
 from paceline.workers.devices import GpuShare, gpu_ids, gpu_variables, num_cpus, num_threads, share_gpus
-from paceline.workers.framing import FrameReader, send_patiently
-from paceline.workers.nursery import Nursery, shared_nursery
-from paceline.workers.output import LogTail
-from paceline.workers.reports import Report, unpack
+from paceline.workers.local_worker import END_S, Worker
+from paceline.workers.nursery import shared_nursery
 from paceline.workers.stacks import collect_stacks
 
 BATCH_S = 0.05
 """How long reports may gather before the driver takes them."""
-
-_PIPE_BYTES = 1 << 20
-
-_END_S = 5.0
-"""How long a worker may take to end that was killed."""
-
-_TELL_S = 30.0
-"""How long a worker may take to make room for something it is told: its reader is a thread that does nothing else."""
 
 
 class LocalEngine:
@@ -89,6 +71,10 @@ class LocalEngine:
     def group(self, size: Size, resources: Resources, preload: Preload) -> "LocalGroup":
         return LocalGroup(size, resources, self._all_of(preload), partial(self.num_slots, resources))
 
+    def has_room_beside(self, resources: Resources) -> bool:
+        """Workers that do nothing yet take little but a GPU."""
+        return not resources.gpus
+
     def _all_of(self, preload: Preload) -> tuple[str, ...]:
         modules = (*preload.to_join, *preload.to_train, *WORKER_MODULES, *self.preload)
         return tuple(filter(frameworks.may_be_forked, modules))
@@ -106,7 +92,7 @@ class LocalGroup:
         self._num_workers = size.min
         self._resources = resources
         self._preload = preload
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._poller: select.epoll | None = None
         self._look_at = 0.0
         """When reports and output are due, whoever has something else to say."""
@@ -122,7 +108,7 @@ class LocalGroup:
             specs, shares = self._specs()
             nursery = shared_nursery(self._preload)
             for spec in specs:
-                worker = _Worker(spec, nursery)
+                worker = Worker(spec, nursery)
                 self._workers.append(worker)  # before it is started: `close` then finds what is left halfway
                 worker.start(spec)
             self.infos = [
@@ -133,8 +119,10 @@ class LocalGroup:
             for worker in self._workers:
                 self._poller.register(worker.line.fd, select.EPOLLIN)
                 self._poller.register(worker.pidfd, select.EPOLLIN)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise WorkerStartError(f"The workers could not be started: {error}.") from error
             raise
 
     def submit(self, calls: Mapping[int, Call], logs: Mapping[int, Path] | None = None) -> None:
@@ -191,7 +179,7 @@ class LocalGroup:
                 worker.kill()
             for worker in self._workers:
                 if worker.alive:
-                    worker.wait(_END_S)
+                    worker.wait(END_S)
                     for event in worker.events(is_gone=True):
                         deliver(event)
                     for text in worker.printed():
@@ -262,219 +250,3 @@ def worker_environ(place: Place, share: GpuShare | None, threads: int, sees_all_
     environ = {**frameworks.thread_variables(threads), **frameworks.interface_variables("lo"), **os.environ}
     visible = share.visible if share is not None else ()
     return {**environ, **rank_environ(place), **gpu_variables(visible, sees_all=sees_all_gpus)}
-
-
-class _Line:
-    """The connection to one worker: sockets for commands, direct answers and its messages, and a pipe for its reports.
-    Each has one direction: with a socket for both, who waits for the next message would wake up whenever the other end
-    has taken one out."""
-
-    def __init__(self) -> None:
-        pairs = [socket.socketpair() for _ in range(3)]
-        self._ours, self._theirs = zip(*pairs, strict=True)
-        self.commands, self.answers, inbox = self._ours
-        self.report_fd, self._worker_report_fd = os.pipe2(os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a smaller pipe only makes a fast loop wait sooner
-            fcntl.fcntl(self.report_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        for sock in self._ours:
-            sock.setblocking(False)
-        os.set_blocking(self.report_fd, False)
-        self.fd = inbox.fileno()
-        self.messages = FrameReader(self.fd)
-        self._reports = FrameReader(self.report_fd)
-
-    def reports(self) -> list[Report]:
-        """What is in the pipe now."""
-        return [unpack(body) for body in self._reports.bodies()]
-
-    @property
-    def worker_fds(self) -> tuple[int, ...]:
-        return (*(sock.fileno() for sock in self._theirs), self._worker_report_fd)
-
-    def close_worker_end(self) -> None:
-        for sock in self._theirs:
-            sock.close()
-        os.close(self._worker_report_fd)
-
-    def close(self) -> None:
-        for sock in self._ours:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # a child of this process may have inherited it
-            sock.close()
-        os.close(self.report_fd)
-
-
-class _Worker:
-    """One worker process as its group knows it."""
-
-    def __init__(self, spec: dict[str, Any], nursery: Nursery):
-        self.place: Place = spec["place"]
-        self.rank = self.place.world_rank
-        self.line = _Line()
-        self.stacks_path = Path(spec["stacks_path"])
-        self.pid, self.pidfd = 0, -1
-        self._is_over = self._busy = False
-        self._one_writer = threading.Lock()
-        self._is_stop_due = False
-        self._nursery, self._number = nursery, nursery.new_number()
-        self._log = LogTail(Path(spec["log_path"]))
-        self._old_log: LogTail | None = None
-
-    def start(self, spec: dict[str, Any]) -> None:
-        with self._one_writer:  # it is told nothing before what it has to know
-            try:
-                self.pid = self._nursery.fork(self._number, self.line.worker_fds, spec["scratch_dir"])
-                self.pidfd = os.pidfd_open(self.pid)
-            except ProcessLookupError:
-                raise WorkerStartError(f"Rank {self.rank} ended with the process it was forked from.") from None
-            finally:
-                self.line.close_worker_end()
-            self._send(self.line.commands, spec)
-
-    @property
-    def alive(self) -> bool:
-        """From `start` until the nursery was asked how it ended: from then on, its pid may be somebody else's."""
-        return self.pidfd >= 0 and not self._is_over
-
-    def begin(self, payload: bytes, log_path: Path | None) -> None:
-        self._busy = True
-        if log_path is not None and log_path != self._log.path:
-            if self._old_log is not None:
-                self._old_log.close()
-            self._old_log, self._log = self._log, LogTail(log_path, at_end=True)
-        self.tell("call", payload, str(log_path) if log_path else None)
-
-    def answer(self, number: int, value: Any) -> None:
-        if number == DIRECT:
-            self._send(self.line.answers, value)
-        else:
-            self.tell("answer", number, value)
-
-    def tell(self, *message: Any) -> None:
-        with self._one_writer:
-            self._send(self.line.commands, message)
-        if self._is_stop_due:
-            self._send_stop_if_due()
-
-    def request_stop(self) -> None:
-        """From any thread, or a signal handler in the middle of `tell`, which then says it when it is done."""
-        self._is_stop_due = True
-        self._send_stop_if_due()
-
-    def _send_stop_if_due(self) -> None:
-        while self._is_stop_due and self.alive and self._one_writer.acquire(blocking=False):
-            try:
-                self._is_stop_due = False
-                self._send(self.line.commands, ("stop",))
-            finally:
-                self._one_writer.release()
-
-    def _send(self, sock: socket.socket, message: Any) -> None:
-        with contextlib.suppress(OSError):  # a dead worker is reported by poll
-            send_patiently(sock, message, _TELL_S)
-
-    def events(self, is_gone: bool, is_due: bool = True) -> list[Event]:
-        """What has arrived. Reports come first, since they were made before the messages that are here by now, and the
-        death of the process comes after everything it sent. Without messages, they are looked for when they are due."""
-        sent: list[Event] = []
-        has_reported = is_due or is_gone
-        for body in self.line.messages.bodies():
-            kind, value, is_after_reports = pickle.loads(body)
-            has_reported = has_reported or is_after_reports
-            sent.append(self._event(kind, value))
-        if not has_reported:
-            return sent
-        events = [*(Sent(self.rank, "report", report) for report in self.line.reports()), *sent]
-        if is_gone:
-            events.append(Died(self.rank, how_it_ended(self._status())))
-        return events
-
-    def _event(self, kind: str, value: Any) -> Event:
-        if kind == "returned":
-            self._busy = False
-            return outcome.returned(self.rank, value)
-        if kind == "raised":
-            self._busy = False
-            return outcome.raised(self.rank, value)
-        if kind == "asked":
-            return Asked(self.rank, *value)
-        if kind == "preempted":
-            return Preempted(self.rank, value)
-        return Sent(self.rank, kind, value)
-
-    @property
-    def has_answered(self) -> bool:
-        return not self._busy or not self.alive
-
-    def printed(self) -> Iterator[str]:
-        if self._old_log is not None:
-            yield from self._old_log.texts()
-            self._old_log.close()
-            self._old_log = None
-        yield from self._log.texts()
-
-    def is_idle(self) -> bool:
-        return self.alive and not self._busy and not self.wait(0)
-
-    def dismiss(self) -> None:
-        self.tell("exit")
-
-    def end(self, deadline: float) -> None:
-        """Wait as long as allowed, then kill the worker and whatever it has started."""
-        try:
-            if self.alive:
-                self.wait(max(0.0, deadline - time.monotonic()))
-                self.kill()
-                self.wait(_END_S)
-                self._status()
-        finally:
-            if not self._is_over:  # the start was interrupted, or this
-                self._nursery.end_unseen(self._number)
-            for log in filter(None, (self._old_log, self._log)):
-                log.close()
-            self.line.close()
-            if self.pidfd >= 0:
-                os.close(self.pidfd)
-
-    def kill(self) -> None:
-        """With its process group. What it has started in other sessions is ended by the nursery."""
-        if self.alive:
-            self._kill()
-
-    def _kill(self) -> None:
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Until the process has ended; says whether it has."""
-        poller = select.poll()  # no select: a process may have more files than that knows
-        poller.register(self.pidfd, select.POLLIN)
-        return bool(poller.poll(timeout_s * 1000))
-
-    def _status(self) -> int | None:
-        self._is_over = True
-        status = self._nursery.end(self._number)
-        if status is None:  # the nursery has ended nobody
-            self._kill()
-        return status
-
-
-def how_it_ended(status: int | None) -> str:
-    """The wait status of a worker, in words; None if nobody knows it."""
-    if status is None:
-        return "ended; how is not known, since the process it was forked from has ended too or does not answer"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        hint = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
-        return f"was killed by {_signal_name(number)}{hint}"
-    code = os.WEXITSTATUS(status)
-    if code == 128 + signal.SIGTERM:
-        return f"ended itself with exit code {code}, as it does when it gets SIGTERM while it has nothing to do"
-    return f"ended itself with exit code {code} (os._exit, or exit in C code)"
-
-
-def _signal_name(number: int) -> str:
-    if number > signal.SIGRTMIN:  # most of the real-time signals have no name
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
-    return signal.Signals(number).name

@@ -44,6 +44,7 @@ class Nursery:
     def __init__(self, preload: Sequence[str], import_s: float = 300.0, answer_s: float = 30.0):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [entry for entry in sys.path if isinstance(entry, str)]
+        theirs.setblocking(True)  # whatever socket.setdefaulttimeout says here
         with theirs:
             numbers = map(str, (theirs.fileno(), os.getpid(), 4 + len(path)))
             self._process = subprocess.Popen(

@@ -172,8 +172,8 @@ class _Brood:
                 os.close(fd)
             from paceline.workers.worker_process import worker_main
 
-            *socks, report_fd = fds
-            worker_main(*(socket.socket(fileno=fd) for fd in socks), report_fd=report_fd, nursery_pid=nursery_pid)
+            commands, *pipes = fds
+            worker_main(nursery_pid, socket.socket(fileno=commands), *pipes)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

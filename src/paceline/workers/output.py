@@ -5,7 +5,8 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class LogTail:
     def __init__(self, path: Path, at_end: bool = False):
         self.path = path
         self._fd: int | None = None
+        self._close: Callable[[], Any] = lambda: None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a character
         self._skip = path.stat().st_size if at_end and path.exists() else 0
 
@@ -60,6 +62,7 @@ class LogTail:
                 self._fd = os.open(self.path, os.O_RDONLY)
             except OSError:
                 return
+            self._close = weakref.finalize(self, os.close, self._fd)
             os.lseek(self._fd, self._skip, os.SEEK_SET)
         left = os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR)
         while left > 0 and (chunk := os.read(self._fd, min(left, _CHUNK_BYTES))):
@@ -68,6 +71,5 @@ class LogTail:
                 yield text
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._close()
+        self._fd = None

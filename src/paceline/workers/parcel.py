@@ -84,4 +84,12 @@ def dumps(obj: Any) -> bytes:
     return buffer.getvalue()
 
 
+def quick_dumps(obj: Any) -> bytes:
+    """Of what is nearly always plain, and is sent so often that it counts: by pickle, and as above if that cannot."""
+    try:
+        return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return dumps(obj)
+
+
 loads = pickle.loads

@@ -31,4 +31,8 @@ def opened(address: Address, flags: int) -> int:
     path, name = address
     if os.readlink(path) != name:
         raise FileNotFoundError(f"{path} is not {name}")
-    return os.open(path, flags | os.O_CLOEXEC)
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    if os.readlink(f"/proc/self/fd/{fd}") != name:  # it has become another one's meanwhile
+        os.close(fd)
+        raise FileNotFoundError(f"{path} is not {name} any more")
+    return fd

@@ -31,9 +31,7 @@ class Questions:
         finally:
             with self._lock:
                 self._open.pop(number, None)
-        if isinstance(value, BaseException):
-            raise value
-        return value
+        return answered(value)
 
     def answer(self, number: int, value: Any) -> None:
         with self._lock:
@@ -47,3 +45,10 @@ class Questions:
             numbers = list(self._open)
         for number in numbers:
             self.answer(number, error)
+
+
+def answered(value: Any) -> Any:
+    """An exception as the answer is raised where the question was asked."""
+    if isinstance(value, BaseException):
+        raise value
+    return value

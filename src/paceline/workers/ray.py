@@ -31,7 +31,8 @@ from paceline.workers.base import (
     Size,
     WorkerInfo,
 )
-from paceline.workers.ray_direct import LINE, Lines
+from paceline.workers.framing import UnreadError
+from paceline.workers.ray_direct import LINE, TELL_S, Lines
 from paceline.workers.ray_roster import Actor, Roster
 from paceline.workers.ray_slots import Slots, bundle_of, cluster_resources, draining_nodes, living_nodes
 from paceline.workers.ray_worker import BATCH_S
@@ -74,6 +75,10 @@ class RayEngine:
 
     def group(self, size: Size, resources: Resources, preload: Preload) -> "RayGroup":
         return RayGroup(self, size, resources, preload)
+
+    def has_room_beside(self, resources: Resources) -> bool:
+        """What a cluster gives to one, another has to do without."""
+        return False
 
     def describe(self) -> str:
         if not ray.is_initialized():
@@ -131,12 +136,19 @@ class RayGroup:
         self._hand_over(deliver, at_most=_PORTION)
 
     def answer(self, question: Asked, value: Any) -> None:
-        if question.number == DIRECT:
-            self._lines.answer(question.rank, value)
-            return
         for actor in self._roster.seated():
-            if actor.rank == question.rank:
+            if actor.rank == question.rank and question.number == DIRECT:
+                self._answer_directly(actor, value)
+            elif actor.rank == question.rank:
                 actor.answer(question.number, value)
+
+    def _answer_directly(self, actor: Actor, value: Any) -> None:
+        rank = _rank(actor)
+        try:
+            self._lines.answer(rank, value)
+        except UnreadError:  # it is stopped, say, and would wait for the rest when it goes on
+            actor.dismiss()
+            self._waiting.append(Died(rank, f"did not read what it was told within {TELL_S:g} s, and was ended"))
 
     def can_grow(self) -> bool:
         return self._roster.can_grow()
@@ -265,6 +277,8 @@ class RayGroup:
         for kind, value in messages:
             if kind == "asked" and value[1] == LINE:
                 self._give_line(actor, value[0])
+            elif kind == LINE:
+                self._lines.settle(_rank(actor), is_open=value)
             else:
                 events.append(self._event(actor, kind, value))
         return events
@@ -282,7 +296,6 @@ class RayGroup:
             actor.is_busy = False
             return outcome.raised(rank, value)
         if kind == "asked":
-            self._lines.settle(rank)
             return Asked(rank, *value)
         if kind == "preempted":
             actor.is_leaving = True

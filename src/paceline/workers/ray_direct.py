@@ -3,27 +3,27 @@ says next: there and back takes a fifth of the time.
 
     worker   "asked", for a line     ──── Ray ────►   driver makes two pipes
     worker   opens them by /proc     ◄─── Ray ─────   where they are, or None if others are on other machines
-    worker   its first question      ──── Ray ────►   driver closes the ends that are the worker's
-    worker   the next ones           ═══ pipes ═══    their answers
+    worker   tells whether it could  ──── Ray ────►   driver closes the ends that are the worker's
+    worker   its questions           ═══ pipes ═══    their answers
 
 Who cannot open the pipes, in a container of its own, goes on with Ray.
 """
 
-import fcntl
 import os
-import pickle
 import select
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
-from paceline.workers.framing import FrameReader, write_frame, write_patiently
+from paceline.workers import parcel
+from paceline.workers.framing import FrameReader, UnreadError, is_hang_up, write_frame, write_patiently
+from paceline.workers.pipes import kept, new_pipe
 from paceline.workers.proc_files import Address, address_of, new_memory, opened
 
 LINE = "paceline.line"
 """The topic by which a worker asks for its line."""
 
-_PIPE_BYTES = 1 << 20
-_TELL_S = 30.0
+TELL_S = 30.0
+"""How long a worker may take to make room for an answer: it waits for that."""
 
 LineAddress = tuple[Address, Address, Address]
 """Something that no other machine has; where the worker reads; and where it writes."""
@@ -45,13 +45,20 @@ class Lines:
         self._drop(rank)
         if self._poller is None:
             self._poller = select.epoll()
-        line = self._lines[rank] = _Line()
-        self._poller.register(line.inbox, select.EPOLLIN)
+        line = _Line()
+        try:
+            self._poller.register(line.inbox, select.EPOLLIN)
+        except BaseException:
+            line.close()
+            raise
+        self._lines[rank] = line
         return line.address
 
-    def settle(self, rank: int) -> None:
+    def settle(self, rank: int, is_open: bool) -> None:
         """The worker has opened what it was given, or could not."""
-        if rank in self._lines:
+        if not is_open:
+            self._drop(rank)
+        elif rank in self._lines:
             self._lines[rank].settle()
 
     def questions(self, timeout_s: float) -> list[tuple[int, Any]]:
@@ -60,15 +67,22 @@ class Lines:
         ready, found = {fd for fd, _ in self._poller.poll(timeout_s)}, []
         for rank, line in list(self._lines.items()):
             if line.inbox in ready:
-                found += [(rank, pickle.loads(body)) for body in line.messages.bodies()]
+                found += [(rank, parcel.loads(body)) for body in line.messages.bodies()]
                 if line.messages.closed:
                     self._drop(rank)
         return found
 
     def answer(self, rank: int, value: Any) -> None:
+        """UnreadError if the worker does not read it, and the end of its line, with half of an answer in it."""
         if rank in self._lines:
-            with suppress(OSError):  # that a worker is gone, Ray tells
-                write_patiently(self._lines[rank].outbox, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), _TELL_S)
+            try:
+                write_patiently(self._lines[rank].outbox, parcel.quick_dumps(value), TELL_S)
+            except UnreadError:
+                self._drop(rank)
+                raise
+            except OSError as error:
+                if not is_hang_up(error):  # that a worker is gone, Ray tells
+                    raise
 
     def clear(self) -> None:
         for rank in list(self._lines):
@@ -87,9 +101,9 @@ class Lines:
 class _Line:
     def __init__(self) -> None:
         with ExitStack() as theirs, ExitStack() as ours:
-            mark = _kept(theirs, new_memory("line"))
-            for_worker, self.outbox = (_kept(end, fd) for end, fd in zip((theirs, ours), _pipe(), strict=True))
-            self.inbox, from_worker = (_kept(end, fd) for end, fd in zip((ours, theirs), _pipe(), strict=True))
+            mark = kept(theirs, new_memory("line"))
+            for_worker, self.outbox = (kept(end, fd) for end, fd in zip((theirs, ours), new_pipe(), strict=True))
+            self.inbox, from_worker = (kept(end, fd) for end, fd in zip((ours, theirs), new_pipe(), strict=True))
             for fd in (self.outbox, self.inbox):
                 os.set_blocking(fd, False)
             self.address: LineAddress = (address_of(mark), address_of(for_worker), address_of(from_worker))
@@ -112,10 +126,10 @@ class LineEnd:
     def __init__(self, address: LineAddress):
         mark, for_worker, from_worker = address
         with ExitStack() as files:
-            _kept(files, opened(mark, os.O_RDONLY))
-            self._inbox = _kept(files, opened(for_worker, os.O_RDONLY | os.O_NONBLOCK))
-            self._outbox = _kept(files, opened(from_worker, os.O_WRONLY))
-            self._wake = _kept(files, os.eventfd(0, os.EFD_CLOEXEC))
+            kept(files, opened(mark, os.O_RDONLY))
+            self._inbox = kept(files, opened(for_worker, os.O_RDONLY | os.O_NONBLOCK))
+            self._outbox = kept(files, opened(from_worker, os.O_WRONLY))
+            self._wake = kept(files, os.eventfd(0, os.EFD_CLOEXEC))
             self.close = files.pop_all().close
         self._messages = FrameReader(self._inbox)
         self._poller = select.poll()
@@ -124,25 +138,13 @@ class LineEnd:
 
     def ask(self, topic: str, value: Any) -> Any:
         """EOFError if there is no answer any more: the driver is gone, or `wake` was called."""
-        write_frame(self._outbox, pickle.dumps((topic, value), pickle.HIGHEST_PROTOCOL))
+        write_frame(self._outbox, parcel.quick_dumps((topic, value)))
         while not self._messages.closed:
             if self._wake in dict(self._poller.poll()):
                 break
             for body in self._messages.bodies():
-                return pickle.loads(body)
+                return parcel.loads(body)
         raise EOFError
 
     def wake(self) -> None:
         os.eventfd_write(self._wake, 1)
-
-
-def _pipe() -> tuple[int, int]:
-    reads, writes = os.pipe2(os.O_CLOEXEC)
-    with suppress(OSError):  # a smaller one only takes longer
-        fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    return reads, writes
-
-
-def _kept(files: ExitStack, fd: int) -> int:
-    files.callback(os.close, fd)
-    return fd

@@ -25,12 +25,12 @@ import psutil
 from paceline import frameworks
 from paceline.no_collection import no_collection
 from paceline.workers import parcel
-from paceline.workers.base import Place, Spent
+from paceline.workers.base import Place
 from paceline.workers.garbage import Garbage
 from paceline.workers.heap import keep_freed_memory
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import LogTail, redirect_output
-from paceline.workers.questions import Questions
+from paceline.workers.questions import Questions, answered
 from paceline.workers.ray_direct import LINE, LineEnd
 from paceline.workers.sigterm import on_sigterm
 
@@ -38,6 +38,9 @@ BATCH_S = 0.05
 """How long reports may gather before a poll is answered."""
 
 FLUSH_S = 2.0
+
+_SPENT_S = 0.5
+"""How long a call may take to end whose process is of no use afterwards."""
 
 QUEUE_LIMIT = 100_000
 """Messages that may wait for a slow driver before `report` itself waits."""
@@ -56,7 +59,7 @@ class RayWire:
         self.address = address
         self.shared: dict[str, Any] = {}
         self.leaving = contextlib.ExitStack()
-        self.stopping = False
+        self.is_spent = self.stopping = False
         self.is_unwinding = False
         self.caller: threading.Thread | None = None
         self._waiting: deque[tuple[str, Any]] = deque()
@@ -103,8 +106,10 @@ class RayWire:
         if not self._has_asked_for_line:
             self._has_asked_for_line = True
             address = self.ask(LINE, None)
-            with contextlib.suppress(OSError):
-                self._line = LineEnd(address) if address is not None else None
+            if address is not None:
+                with contextlib.suppress(OSError):
+                    self._line = LineEnd(address)
+                self.send(LINE, self._line is not None)
         elif self._line is not None:
             return self._ask_over(self._line, topic, value)
         return self.ask(topic, value)
@@ -113,17 +118,18 @@ class RayWire:
         if self.is_unwinding:
             raise Unwind
         try:
-            return line.ask(topic, value)
+            answer = line.ask(topic, value)
         except (EOFError, OSError):
             if self.is_unwinding:
                 raise Unwind from None
             raise
+        return answered(answer)
 
     def hang_up(self) -> None:
         """In the thread of the call, at the latest when it is over: the next one asks for a line of its own."""
-        line, self._line, self._has_asked_for_line = self._line, None, False
-        if line is not None:
-            with self._changed:  # nobody wakes it now
+        with self._changed:  # nobody wakes it now
+            line, self._line, self._has_asked_for_line = self._line, None, False
+            if line is not None:
                 line.close()
 
     def _put_question(self, number: int, topic: str, value: Any) -> None:
@@ -271,7 +277,7 @@ class RayWorker:
         """
         self._wire.begin_unwinding()
         if self._thread is not None:
-            self._thread.join(grace_s)
+            self._thread.join(min(grace_s, _SPENT_S) if self._wire.is_spent else grace_s)
             if self._thread.is_alive():
                 return False, self._wire.take_rest()
             self._thread = None
@@ -288,12 +294,10 @@ class RayWorker:
         self._garbage.collect()
         try:
             self._wire.leaving.close()
-        except Spent:
-            return False
         except Exception:
             traceback.print_exc()
             return False
-        return True
+        return not self._wire.is_spent
 
     def stacks(self) -> str:
         with tempfile.TemporaryFile() as file:
@@ -304,18 +308,17 @@ class RayWorker:
     def _answer(self, payload: bytes) -> None:
         with contextlib.suppress(OSError):  # Ray gives way to everybody else; training does not, where it may choose
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
-        try:
+        with contextlib.suppress(Unwind):
             self._call(payload)
-        except Unwind:
-            pass
-        finally:
-            self._wire.hang_up()
 
     def _call(self, payload: bytes) -> None:
         try:
             with no_collection():  # it imports what the function is made of
                 fn, args = parcel.loads(payload)
-            value = pack_value(fn(self._wire, *args))
+            try:
+                value = pack_value(fn(self._wire, *args))
+            finally:
+                self._wire.hang_up()  # before anybody knows of the end: the next call may come at once
         except Unwind:
             raise
         except BaseException as error:

@@ -3,8 +3,9 @@
     main thread      runs the calls, so signal handlers and GUIs behave as in a script
     reader thread    takes commands off a socket; when that closes, the driver is gone and so is this process
 
-Reports go into a pipe, everything else over sockets. What is in a pipe outlives the process that wrote it: a
-report is safe when `report` returns, though nobody has looked at it yet, and a full pipe makes a too fast loop wait.
+What it tells goes into pipes, one for reports and one for everything else. What is in a pipe outlives the process that
+wrote it: a report is safe when `report` returns, though nobody has looked at it yet, and a full pipe makes a too fast
+loop wait.
 """
 
 import contextlib
@@ -25,28 +26,27 @@ from paceline.frameworks import generators
 from paceline.workers import parcel
 from paceline.workers.base import DIRECT, Place
 from paceline.workers.edits import user_files
-from paceline.workers.framing import recv_message, send_message, write_frame
+from paceline.workers.framing import read_frame, recv_message, write_frame
 from paceline.workers.garbage import Garbage
 from paceline.workers.heap import keep_freed_memory
 from paceline.workers.nursery_process import adopt_orphans
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import flush_output, redirect_output
-from paceline.workers.questions import Questions
+from paceline.workers.questions import Questions, answered
 from paceline.workers.sigterm import on_sigterm
 
 _PR_SET_PDEATHSIG = 1
 
 
-def worker_main(
-    commands: socket.socket, answers: socket.socket, messages: socket.socket, *, report_fd: int, nursery_pid: int
-) -> None:
+def worker_main(nursery_pid: int, commands: socket.socket, answers: int, messages: int, reports: int) -> None:
+    """With the other ends of what `local_worker.Line` has."""
     _leave_the_nursery(nursery_pid)
     try:
         spec = recv_message(commands)
     except (EOFError, OSError):  # nobody wants this worker any more
         os._exit(1)
     _settle(spec)
-    wire = ProcessWire(answers, messages, report_fd, spec["place"])
+    wire = ProcessWire(answers, messages, reports, spec["place"])
     on_sigterm(wire.preempt)
     garbage = Garbage()
     calls: queue.SimpleQueue[tuple[bytes, str | None] | None] = queue.SimpleQueue()
@@ -66,18 +66,17 @@ class ProcessWire:
     """This worker's end of the connection. Thread-safe but for `report`: the session has one thread do that at a
     time."""
 
-    def __init__(self, answers: socket.socket, messages: socket.socket, report_fd: int, place: Place):
+    def __init__(self, answer_fd: int, message_fd: int, report_fd: int, place: Place):
         self.place = place
         self.address = "127.0.0.1"
-        self._answers, self._messages = answers, messages
+        self._answer_fd, self._message_fd, self._report_fd = answer_fd, message_fd, report_fd
         self.shared: dict[str, Any] = {}
         self.leaving = contextlib.ExitStack()  # never closed: this process ends with its group inside it
-        self.stopping = False
+        self.is_spent = self.stopping = False
         self.num_begun = self.num_done = 0
         """Calls. The reader counts the one, the main thread the other: the next may come before the last is done."""
         self.questions = Questions()
         self._is_preempted = False
-        self._report_fd = report_fd
         self._reports: deque[bytes] = deque()
         self._is_writing = False
         self._num_reports = self._num_told = 0
@@ -101,8 +100,10 @@ class ProcessWire:
     def send(self, kind: str, value: Any) -> None:
         """With it goes whether the pipe has reports that were made before."""
         with self._send_lock:
-            num_told, self._num_told = self._num_told, self._num_reports
-            send_message(self._messages, (kind, value, num_told < self._num_told))
+            num_reports = self._num_reports
+            packed = parcel.quick_dumps((kind, value, self._num_told < num_reports))
+            self._num_told = num_reports
+            write_frame(self._message_fd, packed)
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
         return self.questions.ask(lambda number: self.send("asked", (number, topic, value)), timeout_s)
@@ -110,12 +111,13 @@ class ProcessWire:
     def ask_directly(self, topic: str, value: Any) -> Any:
         self.send("asked", (DIRECT, topic, value))
         try:
-            return recv_message(self._answers)
+            frame = read_frame(self._answer_fd)
         except (EOFError, OSError):
             _end_without_driver()
+        return answered(parcel.loads(frame))
 
     def hang_up(self) -> None:
-        """Nothing to do: the socket is there anyway."""
+        """Nothing to do: the pipe is there anyway."""
 
     def preempt(self) -> None:
         """The machine, or whoever owns it, wants this process gone. In a call, that is the driver's business: it lets
@@ -131,7 +133,7 @@ class ProcessWire:
             os._exit(128 + signal.SIGTERM)
 
     def flush(self) -> None:
-        """Nothing to do: pipe and socket outlive the process."""
+        """Nothing to do: the pipes outlive the process."""
 
 
 def _read_commands(
