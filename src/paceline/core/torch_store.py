@@ -1,9 +1,13 @@
 """What torch.distributed knows of the ranks: where this one stands, and a store in which they find notes of others."""
 
+import atexit
 import os
 import socket
 import sys
+import time
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import ArgumentError, MissingDependencyError, TrainerStateError
@@ -54,6 +58,8 @@ def meeting_store(rank: int, timeout_s: float) -> MeetingStore:
         raise MissingDependencyError(
             "torch", "torch", "A run of several processes that find each other by it"
         ) from error
+    atexit.unregister(_let_threads_finish)
+    atexit.register(_let_threads_finish)
     if dist.is_initialized():
         return MeetingStore(dist.distributed_c10d._get_default_store(), rank, timeout_s)
     return MeetingStore(_launchers_store(timeout_s), rank, timeout_s)
@@ -110,3 +116,30 @@ def _place_by_host(rank: int, size: int) -> Place:
     mine = [other for other in range(size) if hosts[other] == hosts[rank]]
     machines = list(dict.fromkeys(hosts))
     return Place(rank, mine.index(rank), machines.index(hosts[rank]), size, len(mine))
+
+
+def _let_threads_finish() -> None:
+    """Those of gloo, which torch leaves running when DDP was used, before the interpreter ends. One that has done its
+    work but not yet let go of a tensor needs the interpreter's lock for that, and if it comes too late, it ends the
+    process by SIGABRT, after all had gone well. They have no name in Python, so we look whether they still do anything
+    while the lock is free."""
+    deadline, before = time.monotonic() + _FINISH_S, None
+    while (now := _gloo_threads()) != before or any(state != "S" for state, _ in now):
+        if time.monotonic() > deadline:
+            return
+        before = now
+        time.sleep(0.001)
+
+
+_FINISH_S = 5.0
+
+
+def _gloo_threads() -> list[tuple[str, str]]:
+    """Of each, whether it sleeps, and how often it has begun to."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            if status["Name"] == "pt_gloo_runloop":
+                found.append((status["State"][0], status["voluntary_ctxt_switches"]))
+    return found
