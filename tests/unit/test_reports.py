@@ -4,7 +4,9 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
+from paceline.errors import ArgumentTypeError
 from paceline.testing import as_worker
 from paceline.workers.framing import FrameReader, framed, write_frame
 from paceline.workers.reports import pack, unpack
@@ -32,6 +34,14 @@ def test_round_trip_and_stamps_in_their_order(metrics):
 
 def test_time_that_the_user_measured_is_kept():
     assert unpack(packed({"_time_this_iter_s": 9.0}))["_time_this_iter_s"] == 9.0
+
+
+def test_tensor_that_numpy_does_not_know():
+    sparse = torch.eye(2).to_sparse()
+    with pytest.raises(ArgumentTypeError, match=r"report\(odd=\.\.\.\): a Tensor cannot be sent.*to_dense"):
+        packed({"loss": 1.0, "odd": sparse})
+    small = torch.tensor([0.5, 2.0]).to(torch.float8_e4m3fn)
+    assert unpack(packed({"small": small}))["small"].tolist() == [0.5, 2.0]
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ class Torch(Framework):
         if value.dim() == 0:
             return value.item()
         value = value.cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
+        is_known = not value.is_floating_point() or value.dtype in (torch.float16, torch.float32, torch.float64)
+        return (value if is_known else value.float()).numpy()  # numpy has no bfloat16, nor any of 8 bits
 
     def pack_as(self, value: Any) -> Any:
         """A GPU's tensor as the CPU's, a plain one as an array, and a DDP model as the model it wraps."""

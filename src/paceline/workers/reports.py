@@ -7,6 +7,7 @@ the smallest serializer there is, and the driver does the stamping.
 
 import marshal
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 from paceline import frameworks
@@ -63,18 +64,19 @@ def plain(value: Any) -> Any:
 
 def _pickled(report: tuple[dict[str, Any], float, float, int]) -> bytes:
     """For metrics that are more than plain values."""
-    metrics = {key: plain(value) for key, value in report[0].items()}
+    metrics = {key: _sendable(key, value, plain) for key, value in report[0].items()}
     try:
         return parcel.dumps((metrics, *report[1:]))
     except Exception as error:
         for key, value in metrics.items():
-            _check_sendable(key, value)
+            _sendable(key, value, parcel.dumps)
         raise ArgumentTypeError(f"These metrics cannot be sent to the driver ({error}).") from error
 
 
-def _check_sendable(key: str, value: Any) -> None:
+def _sendable(key: str, value: Any, form: Callable[[Any], Any]) -> Any:
+    """The value in that form; if it has none, an error with the metric's name."""
     try:
-        parcel.dumps(value)
+        return form(value)
     except Exception as error:
         raise ArgumentTypeError(
             f"report({key}=...): a {type(value).__qualname__} cannot be sent to the driver "
