@@ -16,10 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_workers import forked_workers
 from hypothesis import settings
 
 import paceline
 from paceline import Trainer
+from paceline.registry import EXPERIMENT_WORKER_MODULES, SGD_WORKER_MODULES, TORCH_WORKER_MODULES, WORKER_MODULES
 from paceline.workers import nursery
 from paceline.workers.ray import RayEngine
 
@@ -124,6 +126,9 @@ def ray_cluster(ends):
     that stay take none of them, so that a test can count what it takes itself."""
     import ray
 
+    modules = ("numpy", "pandas", "pyarrow", "torch", "torch._dynamo", "torchmetrics")
+    ours = (*WORKER_MODULES, *TORCH_WORKER_MODULES, *SGD_WORKER_MODULES, *EXPERIMENT_WORKER_MODULES)
+    ends["ray_cluster"].enter_context(forked_workers(tempfile.mkdtemp(), *modules, *ours))
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)
     ends["ray_cluster"].callback(ray.shutdown)
     return ray

@@ -1,0 +1,122 @@
+"""Workers of Ray by fork. Ray starts a worker as `python setup_worker.py …`, which imports Ray and becomes a Python that
+imports it again; with torch that is six seconds of a core, hundreds of times. Here this file is in the place of
+setup_worker.py: it has the worker forked by a process that has imported what nearly all of them import.
+
+For the cluster that tests of one process share. The clusters that tests start as a user would, by `ray start` or in
+programs of their own, have the workers that Ray starts itself."""
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+
+PLACE = "RAY_FORKED_WORKERS"
+"""The variable with the path of the socket; Ray's processes inherit it."""
+
+_WITH_RAY = ("ray._private.workers.default_worker", "ray.data", "ray.tune", "paceline.workers.ray_worker")
+
+_MESSAGE_BYTES = 1 << 20
+_ANSWER_S = 120
+
+
+@contextlib.contextmanager
+def forked_workers(folder, *modules):
+    """A block in which a Ray that this process starts has its workers from a process with these modules."""
+    from pytest import MonkeyPatch
+    from ray._private import ray_constants
+
+    path = os.path.join(folder, "workers")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, MonkeyPatch.context() as patch:
+        listener.bind(path)
+        listener.listen(64)
+        command = [sys.executable, __file__, "--source", str(listener.fileno()), *modules]
+        source = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL)
+        patch.setenv(PLACE, path)
+        patch.setattr(ray_constants, "SETUP_WORKER_FILENAME", __file__)  # joined to a folder, it is itself
+        try:
+            yield
+        finally:
+            source.kill()
+            source.wait()
+            os.unlink(path)
+
+
+def main(arguments):
+    """As Ray's setup_worker.py."""
+    context, command = _parsed(arguments)
+    order = {"argv": command, "environ": dict(os.environ), "cwd": os.getcwd()}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as source:
+        source.settimeout(_ANSWER_S)
+        source.connect(os.environ[PLACE])
+        if not context:
+            socket.send_fds(source, [json.dumps(order).encode()], [0, 1, 2])
+            assert source.recv(1) == b"1"
+            return
+    import ray  # what it does for a worker with an environment of its own
+
+    setup = os.path.join(os.path.dirname(ray.__file__), "_private/workers/setup_worker.py")
+    os.execv(sys.executable, [sys.executable, setup, *arguments])
+
+
+def _parsed(arguments):
+    """What is particular about the worker, and its command."""
+    options = ("--serialized-runtime-env-context=", "--language=")
+    ours = {one.partition("=")[0]: one.partition("=")[2] for one in arguments if one.startswith(options)}
+    context = json.loads(ours.get("--serialized-runtime-env-context", "{}"))
+    return context, [one for one in arguments if not one.startswith(options)]
+
+
+def serve(listener, modules):
+    """Returns in a worker that was forked, with what it is to do."""
+    import gc
+    import importlib
+
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here asks how they ended
+    while True:
+        client, _ = listener.accept()
+        with client:
+            packet, fds, _, _ = socket.recv_fds(client, _MESSAGE_BYTES, 3)
+            order = json.loads(packet or "null")
+            if order and "ray" not in sys.modules:  # it keeps what its environment says, a token among it
+                os.environ.update(order["environ"])
+                for module in _WITH_RAY:
+                    importlib.import_module(module)
+                gc.freeze()
+                gc.enable()
+            if order and os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                client.send(b"1")
+                return order, fds
+            for fd in fds:
+                os.close(fd)
+
+
+def work(order, fds):
+    import numpy as np
+    import torch
+
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    np.random.seed()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))  # read when it is imported
+    sys.argv[:], sys.path[0] = order["argv"], os.path.dirname(order["argv"][0])
+    runpy.run_path(order["argv"][0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--source":
+        work(*serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]))
+    else:
+        main(sys.argv[1:])
