@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,6 +153,12 @@ def test_files_that_the_nursery_has_imported_are_told_without_looking_at_its_mod
         assert files.news() == [str(module.parent / "another_of_mine.py")]
     finally:
         sys.modules.pop("another_of_mine", None)
+
+
+def test_module_without_a_place_is_nobodys(monkeypatch):
+    """As torch.ops says that it is `_ops.py`: one of the user's that is called so would be taken for it."""
+    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__file__="made_up.py"))
+    assert not [file for file in UserFiles().news() if not os.path.isabs(file)]
 
 
 def test_module_that_was_edited_after_the_fork_is_imported_again(module):

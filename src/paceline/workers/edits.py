@@ -79,8 +79,8 @@ def _user_modules(but: Container[str] = ()) -> dict[str, str]:
 
 def _is_users(name: str, file: str) -> bool:
     """Names that begin like `__main__` are of what no one imports: TensorFlow has such modules for code that it writes
-    itself, into files that it removes."""
-    return not name.startswith("__") and file.endswith(".py") and not is_installed(file)
+    itself, into files that it removes. And torch has some that only say they were `_ops.py`, wherever we are."""
+    return not name.startswith("__") and os.path.isabs(file) and file.endswith(".py") and not is_installed(file)
 
 
 def _modified(file: str) -> int | None:
