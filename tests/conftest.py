@@ -128,7 +128,7 @@ def ray_cluster(ends):
 
     modules = ("numpy", "pandas", "pyarrow", "torch", "torch._dynamo", "torchmetrics")
     ours = (*WORKER_MODULES, *TORCH_WORKER_MODULES, *SGD_WORKER_MODULES, *EXPERIMENT_WORKER_MODULES)
-    ends["ray_cluster"].enter_context(forked_workers(tempfile.mkdtemp(), *modules, *ours))
+    ends["ray_cluster"].enter_context(forked_workers(*modules, *ours))
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)
     ends["ray_cluster"].callback(ray.shutdown)
     return ray

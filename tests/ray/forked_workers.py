@@ -1,9 +1,9 @@
-"""Workers of Ray by fork. Ray starts a worker as `python setup_worker.py …`, which imports Ray and becomes a Python that
-imports it again; with torch that is six seconds of a core, hundreds of times. Here this file is in the place of
+"""Workers of Ray by fork. Ray starts a worker as `python setup_worker.py …`, which imports Ray and becomes a Python
+that imports it again; with torch that is six seconds of a core, hundreds of times. Here this file is in the place of
 setup_worker.py: it has the worker forked by a process that has imported what nearly all of them import.
 
-For the cluster that tests of one process share. The clusters that tests start as a user would, by `ray start` or in
-programs of their own, have the workers that Ray starts itself."""
+For the cluster that tests of one process share. Those with nodes that die, and those that are started as a user would,
+by `ray start`, have the workers that Ray starts."""
 
 import contextlib
 import json
@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 PLACE = "RAY_FORKED_WORKERS"
 """The variable with the path of the socket; Ray's processes inherit it."""
@@ -24,13 +25,17 @@ _ANSWER_S = 120
 
 
 @contextlib.contextmanager
-def forked_workers(folder, *modules):
+def forked_workers(*modules):
     """A block in which a Ray that this process starts has its workers from a process with these modules."""
-    from pytest import MonkeyPatch
+    import pytest
     from ray._private import ray_constants
 
-    path = os.path.join(folder, "workers")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        path = os.path.join(folder, "workers")
         listener.bind(path)
         listener.listen(64)
         command = [sys.executable, __file__, "--source", str(listener.fileno()), *modules]
@@ -42,24 +47,22 @@ def forked_workers(folder, *modules):
         finally:
             source.kill()
             source.wait()
-            os.unlink(path)
 
 
 def main(arguments):
-    """As Ray's setup_worker.py."""
+    """As Ray's setup_worker.py, which has the workers with an environment of their own."""
     context, command = _parsed(arguments)
+    if context:
+        import ray
+
+        setup = os.path.join(os.path.dirname(ray.__file__), "_private/workers/setup_worker.py")
+        os.execv(sys.executable, [sys.executable, setup, *arguments])
     order = {"argv": command, "environ": dict(os.environ), "cwd": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as source:
         source.settimeout(_ANSWER_S)
         source.connect(os.environ[PLACE])
-        if not context:
-            socket.send_fds(source, [json.dumps(order).encode()], [0, 1, 2])
-            assert source.recv(1) == b"1"
-            return
-    import ray  # what it does for a worker with an environment of its own
-
-    setup = os.path.join(os.path.dirname(ray.__file__), "_private/workers/setup_worker.py")
-    os.execv(sys.executable, [sys.executable, setup, *arguments])
+        socket.send_fds(source, [json.dumps(order).encode()], [0, 1, 2])
+        assert source.recv(1) == b"1"
 
 
 def _parsed(arguments):
@@ -100,8 +103,8 @@ def serve(listener, modules):
 
 
 def work(order, fds):
+    """As Ray's worker, from its first line on."""
     import numpy as np
-    import torch
 
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
@@ -110,7 +113,8 @@ def work(order, fds):
     os.environ.clear()
     os.environ.update(order["environ"])
     np.random.seed()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))  # read when it is imported
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:  # which torch reads when it is imported
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv[:], sys.path[0] = order["argv"], os.path.dirname(order["argv"][0])
     runpy.run_path(order["argv"][0], run_name="__main__")
 
