@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+import paceline
 from paceline.cli.announcing import Announcement, find_announced
 from paceline.cli.app import build
-from paceline.cli.cluster_runs import named
-from paceline.cli.launching import Launch, follow, variables_for_job
+from paceline.cli.cluster_runs import ClusterRun, named
+from paceline.cli.launching import JOB_VARIABLE, Launch, follow, variables_for_job
 from paceline.cli.line_stream import LineStream
 from paceline.cli.parcel import files_to_send, pack
 from paceline.cli.ray_cluster import Job
@@ -183,6 +184,26 @@ def test_what_is_being_run_is_not_launched_again(digits, monkeypatch):
     for words in ([], ["--resume"]):
         told = invoke("train", "launch", *words, code=2).stderr
         assert "has been launched with this code: digits/paceline_1, PENDING.\n--force" in told
+
+
+def test_run_has_ended_when_its_folder_says_so(tmp_path, monkeypatch):
+    """Its job still runs, for a moment: who resumes it then was told that it goes on."""
+    monkeypatch.setenv(JOB_VARIABLE, "paceline_1")
+    path = tmp_path / "digits/run_001"
+
+    def train():
+        with paceline.record_run(logdir=path.parent):
+            assert state_of("paceline_1", path) == "RUNNING"
+            raise KeyError("lr")
+
+    with pytest.raises(KeyError, match="lr"):
+        train()
+    assert state_of("paceline_1", path) == "FAILED"
+    assert state_of("of_another_machine", path) == "RUNNING"
+
+
+def state_of(job, path):
+    return ClusterRun(None, Job(job, "RUNNING", "", None, ""), path.name, str(path)).state
 
 
 def test_job_is_asked_what_was_asked_here(digits, monkeypatch):

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline.cli.ray_cluster import STOP_S, Cluster, Job
 from paceline.errors import ArgumentError, PacelineError, ResourcesError, RunDamagedError, RunNotFoundError
 from paceline.runs.durable import read_json
 from paceline.runs.index import Found
+from paceline.runs.load import load_run
 from paceline.runs.selection import select
 from paceline.runs.status import RunState
 from paceline.runs.summary import Summary
@@ -46,6 +48,16 @@ class ClusterRun:
     def is_here(self) -> bool:
         """Whether that very folder is seen from here, not one that has the same path on another machine."""
         return self.path is not None and _job_in(self.path) == self.job.id
+
+    @property
+    def state(self) -> RunState:
+        """How it has ended, if its folder is seen from here and says so: the job ends a moment later."""
+        with suppress(PacelineError):
+            if self.path is not None and self.is_here:
+                state = load_run(self.path).status.state
+                if state.is_final and state != RunState.LOST:
+                    return state
+        return RunState(self.job.state)
 
     def as_row(self) -> Row:
         job = self.job

@@ -110,6 +110,9 @@ def _conf_words(conf: str | None, project: Path) -> list[str]:
     return ["--conf", path.relative_to(project.resolve()).as_posix()]
 
 
+_MAY_BE_REPEATED = ("FAILED", "STOPPED")
+
+
 def _former(plan: "Plan", cluster: "Cluster") -> tuple[str, str] | None:
     """Name and state of a run on the cluster, with this configuration and code, that has succeeded or goes on."""
     from paceline.cli.cluster_runs import named
@@ -117,8 +120,10 @@ def _former(plan: "Plan", cluster: "Cluster") -> tuple[str, str] | None:
 
     wanted = (plan.config_hash, plan.code_hash)
     for job in cluster.jobs():
-        if job.state not in ("FAILED", "STOPPED") and (job.about.get("config"), job.about.get("code")) == wanted:
-            return named(cluster, [job])[0].name, job.state
+        if job.state not in _MAY_BE_REPEATED and (job.about.get("config"), job.about.get("code")) == wanted:
+            [one] = named(cluster, [job])
+            if one.state not in _MAY_BE_REPEATED:
+                return one.name, one.state
     for run in same_runs(plan.config_hash, logdir_of(plan), plan.code_hash):
         if run.request.get("engine") == "ray" and run.status.state == "SUCCEEDED":
             return run.name, run.status.state.value
