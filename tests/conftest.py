@@ -126,7 +126,7 @@ def ray_cluster(ends):
     that stay take none of them, so that a test can count what it takes itself."""
     import ray
 
-    modules = ("numpy", "pandas", "pyarrow", "torch", "torch._dynamo", "torchmetrics")
+    modules = ("aiohttp", "numpy", "torch", "torch._dynamo", "torchmetrics")
     ours = (*WORKER_MODULES, *TORCH_WORKER_MODULES, *SGD_WORKER_MODULES, *EXPERIMENT_WORKER_MODULES)
     ends["ray_cluster"].enter_context(forked_workers(*modules, *ours))
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -1,6 +1,6 @@
 """Workers of Ray by fork. Ray starts a worker as `python setup_worker.py …`, which imports Ray and becomes a Python
 that imports it again; with torch that is six seconds of a core, hundreds of times. Here this file is in the place of
-setup_worker.py: it has the worker forked by a process that has imported what nearly all of them import.
+setup_worker.py: it has the worker forked by a process that has imported torch, say.
 
 For the cluster that tests of one process share. Those with nodes that die, and those that are started as a user would,
 by `ray start`, have the workers that Ray starts."""
@@ -17,8 +17,6 @@ import tempfile
 
 PLACE = "RAY_FORKED_WORKERS"
 """The variable with the path of the socket; Ray's processes inherit it."""
-
-_WITH_RAY = ("ray._private.workers.default_worker", "ray.data", "ray.tune", "paceline.workers.ray_worker")
 
 _MESSAGE_BYTES = 1 << 20
 _ANSWER_S = 120
@@ -39,7 +37,8 @@ def forked_workers(*modules):
         listener.bind(path)
         listener.listen(64)
         command = [sys.executable, __file__, "--source", str(listener.fileno()), *modules]
-        source = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL)
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # it would start threads when numpy is imported
+        source = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, env=env)
         patch.setenv(PLACE, path)
         patch.setattr(ray_constants, "SETUP_WORKER_FILENAME", __file__)  # joined to a folder, it is itself
         try:
@@ -81,23 +80,21 @@ def serve(listener, modules):
     gc.disable()
     for module in modules:
         importlib.import_module(module)
+    assert len(os.listdir("/proc/self/task")) == 1, "threads do not survive a fork"
+    # It keeps the token of a cluster; and two workers would draw the same numbers for the names of their tasks.
+    assert "ray" not in sys.modules, "each worker has to import it for itself"
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here asks how they ended
     while True:
         client, _ = listener.accept()
         with client:
             packet, fds, _, _ = socket.recv_fds(client, _MESSAGE_BYTES, 3)
-            order = json.loads(packet or "null")
-            if order and "ray" not in sys.modules:  # it keeps what its environment says, a token among it
-                os.environ.update(order["environ"])
-                for module in _WITH_RAY:
-                    importlib.import_module(module)
-                gc.freeze()
-                gc.enable()
-            if order and os.fork() == 0:
+            if packet and os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 client.send(b"1")
-                return order, fds
+                return json.loads(packet), fds
             for fd in fds:
                 os.close(fd)
 
