@@ -18,6 +18,7 @@ import psutil
 import pytest
 from forked_workers import forked_workers
 from hypothesis import settings
+from ray_settings import SETTINGS
 
 import paceline
 from paceline import Trainer
@@ -112,8 +113,8 @@ def results_dir(tmp_path_factory):
         patch.setattr(tempfile, "tempdir", None)  # it is remembered from the first use on
         patch.setenv("PACELINE_RESULTS", str(path))
         patch.setenv("PACELINE_PROGRESS", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # beside the tests of another process, Ray's workers would starve
-        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes longer than Ray would wait
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         # Some tests start Ray in this process; those that follow and do not name an engine mean this machine.
         patch.setattr("paceline.workers.ray_is_in_use", lambda: False)

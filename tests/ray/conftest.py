@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from ray_settings import SETTINGS
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
@@ -30,7 +31,7 @@ def _cluster():
     folder = tempfile.mkdtemp(prefix="ray_", dir="/tmp")  # the path of a socket may not be long
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    env |= {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "120"}
+    env |= SETTINGS
     env["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "120"  # a busy machine takes longer than Ray would wait
     client, dashboard, agent = free_ports(3)
     options = ["--head", "--block", "--log-color=false", "--port=0", "--num-cpus=4", "--object-store-memory=150000000"]

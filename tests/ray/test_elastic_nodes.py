@@ -15,7 +15,6 @@ PROGRAM = Path(__file__).parent / "elastic_nodes.py"
 def story(tmp_path_factory):
     soon = {"initial_delay_ms": 1000, "period_ms": 500, "failure_threshold": 4}
     env = {**os.environ, **{f"RAY_health_check_{name}": str(value) for name, value in soon.items()}}
-    env["RAY_prestart_worker_first_driver"] = "0"  # one for each CPU of a node, of which most would go with it, unused
     enough = tmp_path_factory.mktemp("elastic") / "enough"
     done = subprocess.run([sys.executable, PROGRAM, enough], capture_output=True, text=True, env=env, timeout=170)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

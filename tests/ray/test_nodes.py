@@ -16,7 +16,6 @@ def story():
     """What several_nodes.py went through. Ray shall notice there soon that a node is gone."""
     soon = {"initial_delay_ms": 1000, "period_ms": 500, "failure_threshold": 4}
     env = {**os.environ, **{f"RAY_health_check_{name}": str(value) for name, value in soon.items()}}
-    env["RAY_prestart_worker_first_driver"] = "0"  # one for each CPU of a node, of which most would go with it, unused
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=env, timeout=170)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -22,6 +22,7 @@ import tempfile
 
 import psutil
 import pytest
+from ray_settings import SETTINGS
 
 ADDRESSES = ("198.18.0.1", "198.18.0.2")
 """Of the block that is reserved for testing networks."""
@@ -118,12 +119,7 @@ def _environ():
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     health = {f"RAY_health_check_{name}": str(value) for name, value in SOON.items()}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    patience = {
-        "RAY_worker_niceness": "0",
-        "RAY_raylet_start_wait_time_s": "120",
-        "RAY_prestart_worker_first_driver": "0",
-    }
-    return {**env, **health, **token, **patience, "RAY_USAGE_STATS_ENABLED": "0"}
+    return {**env, **health, **token, **SETTINGS, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def _connect(first, second):
