@@ -44,6 +44,17 @@ def test_tensor_that_numpy_does_not_know():
     assert unpack(packed({"small": small}))["small"].tolist() == [0.5, 2.0]
 
 
+def test_echo_that_comes_with_the_value_stays_what_it_is():
+    """A loss that is still to be computed raises what its collective does, when it is asked for its number."""
+
+    class Late(torch.Tensor):
+        def detach(self):
+            raise RuntimeError("Gloo all-reduce failed: Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match=r"^Gloo all-reduce failed"):
+        packed({"loss": torch.zeros(()).as_subclass(Late)})
+
+
 @pytest.fixture
 def pipe():
     """The reading end, which does not block, and the writing end."""

@@ -64,20 +64,22 @@ def plain(value: Any) -> Any:
 
 def _pickled(report: tuple[dict[str, Any], float, float, int]) -> bytes:
     """For metrics that are more than plain values."""
-    metrics = {key: _sendable(key, value, plain) for key, value in report[0].items()}
+    # Only what torch says of a tensor that numpy does not know: the value may be what a collective was to compute, and
+    # its error is the echo of another rank's end.
+    metrics = {key: _sendable(key, value, plain, (TypeError, NotImplementedError)) for key, value in report[0].items()}
     try:
         return parcel.dumps((metrics, *report[1:]))
     except Exception as error:
         for key, value in metrics.items():
-            _sendable(key, value, parcel.dumps)
+            _sendable(key, value, parcel.dumps, (Exception,))
         raise ArgumentTypeError(f"These metrics cannot be sent to the driver ({error}).") from error
 
 
-def _sendable(key: str, value: Any, form: Callable[[Any], Any]) -> Any:
+def _sendable(key: str, value: Any, form: Callable[[Any], Any], refusals: tuple[type[Exception], ...]) -> Any:
     """The value in that form; if it has none, an error with the metric's name."""
     try:
         return form(value)
-    except Exception as error:
+    except refusals as error:
         raise ArgumentTypeError(
             f"report({key}=...): a {type(value).__qualname__} cannot be sent to the driver "
             f"({type(error).__name__}: {error}). Report numbers, text, arrays or tensors."
