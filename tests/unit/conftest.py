@@ -40,7 +40,7 @@ class Driver:
                 ledger.begin(rank, value)
             elif kind == "save_failed":
                 ledger.fail(rank, *value)
-            else:
+            elif kind == "part":  # not "writing", which tells of one that takes long
                 ledger.add(value)
                 self.num_reports[rank] = max(self.num_reports[rank], value.iteration - self.start.iteration)
                 cuts = ledger.take_complete(self.num_reports, [0] * self.world_size)

@@ -3,7 +3,7 @@ from importlib import metadata
 
 import pytest
 
-from paceline.runs.environment import hide_secrets, installed_packages, recorded_variables
+from paceline.runs.environment import environment, hide_secrets, installed_packages, recorded_variables
 from paceline.runs.function_source import describe_function
 
 
@@ -27,6 +27,14 @@ def test_only_harmless_variables_are_recorded() -> None:
         "PACELINE_RESULTS": "/results",
         "SLURM_JOB_ID": "7",
     }
+
+
+def test_each_run_has_its_own_variables_and_folder(monkeypatch, tmp_path) -> None:
+    environment()
+    monkeypatch.setenv("PACELINE_RUN_OF_MINE", "second")
+    monkeypatch.chdir(tmp_path)
+    now = environment()
+    assert (now["variables"]["PACELINE_RUN_OF_MINE"], now["cwd"]) == ("second", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,17 @@ _NVIDIA_SMI_TIMEOUT_S = 5.0
 
 
 def environment() -> dict[str, Any]:
-    """The record of this process, made at the first call: what is loaded by then does not change any more.
+    """The record of this process, made at the first call: what is loaded by then does not change any more. But a script
+    may change its folder and its variables from run to run.
 
     Runs of a notebook that edits files in between are told apart by the function's source, in run.json.
     """
-    return _record()[0]
+    return {**_record()[0], "cwd": _cwd(), "variables": recorded_variables(os.environ)}
 
 
 def write_environment(run_dir: Path) -> None:
     """environment.json, and code.diff if the code differs from its commit. The first call takes a while."""
-    record, repository = _record()
+    record, (_, repository) = environment(), _record()
     if repository is not None and repository.diff:
         write_atomic(run_dir / "code.diff", repository.diff.encode(), durable=False)
     write_atomic(run_dir / "environment.json", encode_document(record), durable=False)
@@ -51,14 +52,12 @@ def _record() -> tuple[dict[str, Any], Repository | None]:
         "platform": platform.platform(),
         "host": os.uname().nodename,
         "user": _user(),
-        "cwd": _cwd(),
         "command": hide_secrets(sys.orig_argv),
         "cpus": os.cpu_count(),
         "usable_cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": _gpus(),
         "git": repository.summary() if repository else None,
-        "variables": recorded_variables(os.environ),
         "packages": packages,
     }
     return record, repository
