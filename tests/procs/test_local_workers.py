@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -223,6 +224,37 @@ def test_no_file_can_be_opened_for_a_worker(make_group, monkeypatch):
         group.start()
     monkeypatch.undo()
     assert num_open() == before
+
+
+def test_worker_cannot_be_forked_and_those_that_live_go_on(make_group, module):
+    refuses = """
+        import errno, os
+
+        def fork(fork=os.fork, made=[]):
+            if len(made) == 3:
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            made.append(None)
+            return fork()
+
+        os.fork = fork
+        """
+    preload = [module(textwrap.dedent(refuses))]
+    first, second = make_group(preload=preload), make_group(preload=preload)
+    first.start()
+    with pytest.raises(WorkerStartError, match=r"A worker could not be forked: .*Resource temporarily unavailable"):
+        second.start()
+    pids = [info.pid for info in first.infos]
+    answers = {event.value for event in call(first, lambda wire: os.getpid()) if isinstance(event, Returned)}
+    assert answers == set(pids)
+
+
+def test_handler_raises_while_workers_start(make_group, monkeypatch):
+    def interrupted(preload):
+        raise TimeoutError("of the user's")
+
+    monkeypatch.setattr("paceline.workers.local.shared_nursery", interrupted)
+    with pytest.raises(TimeoutError, match="of the user's"):
+        make_group().start()
 
 
 def test_what_a_signal_handler_raises_in_a_write_is_no_sign_of_the_worker(monkeypatch):

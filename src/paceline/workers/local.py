@@ -121,7 +121,7 @@ class LocalGroup:
                 self._poller.register(worker.pidfd, select.EPOLLIN)
         except BaseException as error:
             self.close()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and error.errno is not None:  # else a signal handler has raised it
                 raise WorkerStartError(f"The workers could not be started: {error}.") from error
             raise
 
@@ -173,7 +173,7 @@ class LocalGroup:
         return ended | collect_stacks(living, timeout_s)
 
     def abort(self, deliver: Callable[[Event], None]) -> None:
-        """What is in the pipes and sockets outlives the workers."""
+        """What is in the pipes outlives the workers."""
         try:
             for worker in self._workers:
                 worker.kill()

@@ -77,7 +77,7 @@ class Nursery:
         """Fork a worker with its ends of its connections: over the first it is told what else it has to know. Returns
         its pid. Waits for the imports when they are not done. `scratch_dir` is removed when the driver dies."""
         try:
-            pid: int = self._ask("fork", number, scratch_dir, fds=fds)
+            pid: int | str = self._ask("fork", number, scratch_dir, fds=fds)
         except TimeoutError as error:
             raise WorkerStartError(f"The process that forks workers (pid {self.pid}) {error}") from error
         except (EOFError, OSError) as error:
@@ -86,6 +86,8 @@ class Nursery:
                 f" ({error}). Its own error, if any, is above; the usual causes are memory running out and"
                 " a framework that fails to import."
             ) from error
+        if isinstance(pid, str):
+            raise WorkerStartError(f"A worker could not be forked: {pid}.")
         return pid
 
     def end(self, number: int) -> int | None:

@@ -148,7 +148,10 @@ class _Brood:
         if verb == "fork":
             number, scratch_dir = args
             self._scratch_dirs.add(scratch_dir)
-            value: int | None = self._fork(number, fds)
+            try:
+                value: int | str | None = self._fork(number, fds)
+            except OSError as error:  # of processes, files or memory: who asks is told, and those that live go on
+                value = str(error)
         else:
             (number,) = args
             value = self._end(number)
@@ -156,12 +159,15 @@ class _Brood:
 
     def _fork(self, number: int, fds: list[int]) -> int:
         nursery_pid = os.getpid()
-        pid = os.fork()
-        if not pid:
-            self._become_worker(nursery_pid, *fds)
-        for fd in fds:
-            os.close(fd)
-        self._pids[number], self._pidfds[number] = pid, os.pidfd_open(pid)
+        try:
+            pid = os.fork()
+            if not pid:
+                self._become_worker(nursery_pid, *fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._pids[number] = pid  # first: `end` finds it by that
+        self._pidfds[number] = os.pidfd_open(pid)
         self._poller.register(self._pidfds[number], select.POLLIN)
         return pid
 
@@ -183,10 +189,11 @@ class _Brood:
         pid = self._pids.pop(number, None)
         if pid is None:
             return None
-        pidfd = self._pidfds.pop(number)
-        with contextlib.suppress(KeyError):
-            self._poller.unregister(pidfd)
-        os.close(pidfd)
+        pidfd = self._pidfds.pop(number, None)
+        if pidfd is not None:  # else there was no file left for it
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(pidfd)
+            os.close(pidfd)
         is_over, status = os.waitpid(pid, os.WNOHANG)
         self._end_orphans()  # if it is not over, it is now one of them
         return status if is_over else None

@@ -26,7 +26,7 @@ from paceline.frameworks import generators
 from paceline.workers import parcel
 from paceline.workers.base import DIRECT, Place
 from paceline.workers.edits import user_files
-from paceline.workers.framing import read_frame, recv_message, write_frame
+from paceline.workers.framing import is_hang_up, read_frame, recv_message, write_frame
 from paceline.workers.garbage import Garbage
 from paceline.workers.heap import keep_freed_memory
 from paceline.workers.nursery_process import adopt_orphans
@@ -112,7 +112,9 @@ class ProcessWire:
         self.send("asked", (DIRECT, topic, value))
         try:
             frame = read_frame(self._answer_fd)
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and not is_hang_up(error):  # a signal handler of the model's has raised it
+                raise
             _end_without_driver()
         return answered(parcel.loads(frame))
 
