@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.control.termination import Signals
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
-from paceline.sgd import DistributedSGD, NumpyModel
+from paceline.sgd import DistributedSGD, NumpyModel, life
 
 
 class Falling(NumpyModel):
@@ -41,6 +42,24 @@ def test_an_exception_whose_message_cannot_be_had():
     with pytest.raises(MutableError):
         sgd.step()
     assert state_of(sgd) == "FAILED"
+
+
+def test_handler_raises_again_on_the_way_to_the_end(monkeypatch):
+    rung = []
+
+    class Ringing(Signals):
+        def __init__(self):
+            rung.append(None)
+            if len(rung) == 1:
+                raise TimeoutError("the second")
+            super().__init__()
+
+    sgd = here()
+    sgd.step()
+    monkeypatch.setattr(life, "Signals", Ringing)
+    with pytest.raises(TimeoutError, match="the second"):
+        sgd.foreach_model(lambda model: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert (state_of(sgd), len(rung)) == ("STOPPED", 2)
 
 
 def test_state_that_has_more_than_this_model_takes():

@@ -2,6 +2,8 @@
 long; and what a worker keeps whose call is ended."""
 
 import math
+import os
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,12 +121,40 @@ def test_next_workers_are_had_while_the_others_come_to_rest(may_start):
     link.open(lambda infos: (None, {}), SPEC)
     link.on_lost = link.prepare
     lost(workers, link, 1.0)
-    assert (first.did, second.did) == ([], ["ensure"])
+    assert (first.did, second.did) == ([], ["ensure"] if may_start else ["ensure", "break_up"])
     link.prepare()
     assert third.did == ([] if may_start else ["ensure"]), "one at a time"
     link.give_up()
     assert first.did == ["release", "break_up"]
     assert link.crew is (second if may_start else third)
+
+
+@pytest.mark.parametrize(("first_s", "is_busy"), [(5.0, True), (0.1, False)])
+def test_state_of_who_is_at_rest_is_taken_before_others_are_started(first_s, is_busy):
+    workers = TwoWorkers()
+    link, told = linked(workers), []
+    link.on_lost = lambda: told.append(link.all_busy)
+    lost(workers, link, first_s)
+    assert told == [is_busy]
+
+
+def test_handler_raises_while_the_next_workers_are_started():
+    workers = TwoWorkers()
+    link = linked(workers)
+    crew = CrewInName(workers)
+    crew.ensure = lambda: os.kill(os.getpid(), signal.SIGALRM)
+    link._new_crew = lambda: crew
+
+    def give_up(*_):
+        raise TimeoutError("of the user's")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        with pytest.raises(TimeoutError, match="of the user's"):
+            link.prepare()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert crew.did == ["break_up"]
 
 
 def test_next_workers_end_with_a_program_that_ends_well_in_a_recovery():

@@ -45,7 +45,7 @@ class Life:
         except BaseException as error:
             is_end = not isinstance(error, Exception) or isinstance(error, WorkersLostError | WorkerStartError)
             if is_end or self._team.link.is_torn:
-                self.end_with(error)
+                self.end_surely(error)
             raise
 
     def shut_down(self) -> None:
@@ -66,6 +66,14 @@ class Life:
             self._team.close(*_end_of(error))
         signals.release()
         signals.check(1)
+
+    def end_surely(self, error: BaseException) -> None:
+        """Also if a signal handler raises, for the second time, before the first line of it."""
+        try:
+            self.end_with(error)
+        except BaseException:
+            self.end_with(error)
+            raise
 
     def end_with_program(self) -> None:
         """A script need not call `shutdown`: when it ends well, the run has. At a prompt, no error ends the program."""
@@ -129,11 +137,7 @@ class _Failing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            try:
-                self._life.end_with(error)
-            except KeyboardInterrupt:  # a second one, before the first of its lines
-                self._life.end_with(error)
-                raise
+            self._life.end_surely(error)
 
 
 def _end_of(error: BaseException | None) -> tuple[str, BaseException | None]:

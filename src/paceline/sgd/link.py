@@ -7,14 +7,13 @@ is missing.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.control.crew import Crew
 from paceline.control.outcome import as_exception
-from paceline.errors import ArgumentError, WorkersLostError
+from paceline.errors import ArgumentError, PacelineError, WorkersLostError
 from paceline.rank_session import Session, Task
 from paceline.session import within
 from paceline.sgd.serving import DONE, FAILED, PACKED, SIDE, TOPIC, Reply, serve, set_up
@@ -165,9 +164,13 @@ class Link:
         when these have ended, and its error is raised then."""
         if self._next_crew is None:
             crew = self._new_crew()
-            with suppress(Exception):
+            try:
                 crew.ensure()
                 self._next_crew = crew
+            except BaseException as error:
+                crew.break_up()
+                if not _is_of_workers(error):
+                    raise
 
     def close(self) -> None:
         """Let the workers end what they do, and end them."""
@@ -237,6 +240,11 @@ class Link:
     def _raise_if_lost(self) -> None:
         if self._lost and self._lost.keys() - self._told:
             self._settle()
+
+    @property
+    def all_busy(self) -> bool:
+        """Whether those that are left are all in the middle of what they do."""
+        return not self._questions and len(self._lost) < self.num_workers
 
     def _all_own(self) -> bool:
         """Whether somebody has raised what is no echo of another rank's end."""
@@ -371,3 +379,9 @@ def _perform(wire: Wire, verb: str, args: tuple[Any, ...]) -> Any:
 def _call(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     with within(wire.shared[_SESSION]):
         return fn(wire, *args)
+
+
+def _is_of_workers(error: BaseException) -> bool:
+    """Whether they could not be had, or one has raised it: then it has a note. What a signal handler raises is
+    neither."""
+    return isinstance(error, PacelineError) or (isinstance(error, Exception) and hasattr(error, "__notes__"))

@@ -227,9 +227,11 @@ class Team:
         raise nobody_left(lost.reason)
 
     def _prepare(self) -> None:
-        """A worker is lost, and others are still at it."""
+        """A worker is lost. While others are at it, the next ones are started; if one is at rest, its state is taken
+        first."""
         self._end_streams()
-        if self._engine.has_room_beside(self._resources) and may_replace(self._num_losses, self._options.max_retries):
+        may_have_more = may_replace(self._num_losses, self._options.max_retries)
+        if self.link.all_busy and may_have_more and self._engine.has_room_beside(self._resources):
             self.link.prepare()
 
     def _end_streams(self) -> None:
