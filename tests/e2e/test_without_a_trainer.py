@@ -94,6 +94,7 @@ def test_torchrun_script_leaves_the_run_of_all_its_ranks(tmp_path):
     done = run_script(
         tmp_path,
         """
+        import contextlib
         import json
         import os
 
@@ -123,9 +124,10 @@ def test_torchrun_script_leaves_the_run_of_all_its_ranks(tmp_path):
         # From here on, threads of gloo are late with all they do.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         for thread in os.listdir("/proc/self/task"):
-            if thread != str(os.getpid()):
-                os.sched_setaffinity(int(thread), os.sched_getaffinity(0))
-                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+            with contextlib.suppress(ProcessLookupError):  # one of a run that has just ended
+                if thread != str(os.getpid()):
+                    os.sched_setaffinity(int(thread), os.sched_getaffinity(0))
+                    os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
         dist.all_gather_object(everybody, told)
         if rank == 0:
             print(json.dumps([everybody, str(before), str(inside.run_dir)]))

@@ -39,6 +39,7 @@ def forked_workers(*modules):
         command = [sys.executable, __file__, "--source", str(listener.fileno()), *modules]
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # it would start threads when numpy is imported
         source = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, env=env)
+        listener.close()  # if the source dies, workers are refused at once
         patch.setenv(PLACE, path)
         patch.setattr(ray_constants, "SETUP_WORKER_FILENAME", __file__)  # joined to a folder, it is itself
         try:

@@ -62,7 +62,7 @@ def test_plain_tensors_travel_as_arrays():
 def test_tensors_that_are_more_than_numbers_in_a_row_stay_what_they_are():
     named = torch.zeros(2)
     named.note = "mine"
-    parameter, turned, grad, half, note, conj = there_and_back(
+    parameter, turned, grad, half, note, conj, nested = there_and_back(
         [
             torch.nn.Parameter(torch.ones(2)),
             torch.randn(3, 2).t(),
@@ -70,6 +70,7 @@ def test_tensors_that_are_more_than_numbers_in_a_row_stay_what_they_are():
             torch.ones(2, dtype=torch.bfloat16),
             named,
             torch.ones(2, dtype=torch.complex64).conj(),
+            torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
         ]
     )
     assert isinstance(parameter, torch.nn.Parameter)
@@ -78,6 +79,7 @@ def test_tensors_that_are_more_than_numbers_in_a_row_stay_what_they_are():
     assert half.dtype == torch.bfloat16
     assert note.note == "mine"
     assert conj.is_conj()
+    assert nested.is_nested
 
 
 def test_function_of_main_that_touches_a_module_of_its_own_class():

@@ -66,7 +66,7 @@ def test_questions_and_their_answers(lines, size):
         asked = [asking(end, bytes(size)) for end in ends]
         found = {}
         while len(found) < 2:
-            found |= dict(questions(lines))
+            found |= {one.rank: (one.topic, one.value) for one in questions(lines)}
         assert found == dict.fromkeys(range(2), ("topic", bytes(size)))
         for rank in range(2):
             lines.answer(rank, bytes(size) + str(rank).encode())
@@ -110,9 +110,38 @@ def test_what_pickle_does_not_know_travels_all_the_same(lines):
     end = LineEnd(lines.make(0))
     lines.settle(0, is_open=True)
     thread = asking(end, local)
-    [(_, (_, asked))] = questions(lines)
+    [asked] = questions(lines)
     lines.answer(0, local)
-    assert asked() == joined(thread)[0]() == local()
+    assert asked.value() == joined(thread)[0]() == local()
+
+
+class Unwelcome:
+    """Travels, and cannot be had where it arrives."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return _raise, (self.error,)
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of the user's"), SystemExit(3)])
+def test_what_cannot_be_unpickled_is_the_error_of_its_rank_alone(lines, error):
+    ends = [LineEnd(lines.make(rank)) for rank in range(2)]
+    for rank, value in enumerate((1, Unwelcome(error))):
+        lines.settle(rank, is_open=True)
+        asking(ends[rank], value)
+    found = []
+    while len(found) < 2:
+        found += questions(lines)
+    asked, raised = sorted(found, key=lambda event: event.rank)
+    assert (asked.rank, asked.value) == (0, 1)
+    assert (raised.rank, raised.type_name) == (1, type(error).__name__)
+    lines.clear()
 
 
 def test_worker_that_does_not_read_has_no_line_any_more(lines, monkeypatch):

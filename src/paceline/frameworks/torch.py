@@ -121,7 +121,7 @@ class _Plain:
             and tensor.device.type == "cpu"
             and tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool)
             and tensor.is_contiguous()
-            and not (tensor.requires_grad or tensor.is_neg() or tensor.__dict__)
+            and not (tensor.requires_grad or tensor.is_neg() or tensor.is_nested or tensor.__dict__)
         )
 
 

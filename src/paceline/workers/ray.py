@@ -238,7 +238,7 @@ class RayGroup:
         while."""
         longest_s = BATCH_S if self._lines.num_settled == len(self.infos) else _SOON_S
         found = self._lines.questions(min(timeout_s, longest_s))
-        self._waiting.extend(Asked(rank, DIRECT, *question) for rank, question in found)
+        self._waiting.extend(found)
         if not found or time.monotonic() >= self._next_collect:
             self._collect(0.0)
             self._next_collect = time.monotonic() + BATCH_S

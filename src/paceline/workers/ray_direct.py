@@ -14,7 +14,8 @@ import select
 from contextlib import ExitStack
 from typing import Any
 
-from paceline.workers import parcel
+from paceline.workers import outcome, parcel
+from paceline.workers.base import DIRECT, Asked, Event
 from paceline.workers.framing import FrameReader, UnreadError, is_hang_up, write_frame, write_patiently
 from paceline.workers.pipes import kept, new_pipe
 from paceline.workers.proc_files import Address, address_of, new_memory, opened
@@ -61,13 +62,14 @@ class Lines:
         elif rank in self._lines:
             self._lines[rank].settle()
 
-    def questions(self, timeout_s: float) -> list[tuple[int, Any]]:
-        """What has come, with the rank it is from. A line whose worker has closed it is gone then."""
+    def questions(self, timeout_s: float) -> list[Event]:
+        """What has come: questions, or the error of one that cannot be had here. A line whose worker has closed it is
+        gone then."""
         assert self._poller is not None, "no line was made"
-        ready, found = {fd for fd, _ in self._poller.poll(timeout_s)}, []
+        ready, found = {fd for fd, _ in self._poller.poll(timeout_s)}, list[Event]()
         for rank, line in list(self._lines.items()):
             if line.inbox in ready:
-                found += [(rank, parcel.loads(body)) for body in line.messages.bodies()]
+                found += [_question(rank, body) for body in line.messages.bodies()]
                 if line.messages.closed:
                     self._drop(rank)
         return found
@@ -148,3 +150,10 @@ class LineEnd:
 
     def wake(self) -> None:
         os.eventfd_write(self._wake, 1)
+
+
+def _question(rank: int, body: bytearray) -> Event:
+    try:
+        return Asked(rank, DIRECT, *parcel.loads(body))
+    except (Exception, SystemExit) as error:  # of a class of the user's, which cannot be had here
+        return outcome.raised(rank, outcome.describe_error(error))
