@@ -24,8 +24,8 @@ class ReportCallback:
     optimizer and the epoch when an epoch is over. When the first `fit` of a function begins that has a checkpoint to go
     on from, it restores these, and `fit` goes on with the epoch that follows.
 
-    Give it to `fit` on every rank. `save=False` only reports. `also` is called when it saves, and gives what else shall
-    be in the checkpoint, by name.
+    Give it to `fit` on every rank, with the same `every`. `save=False` only reports. `also` is called when it saves,
+    and gives what else shall be in the checkpoint, by name.
     """
 
     async_safe = False  # Keras 3 may call others later than it trains
