@@ -2,7 +2,12 @@
 
 import fcntl
 import os
+import select
+import time
 from contextlib import ExitStack, suppress
+
+AWAKE_S = 0.0002
+"""How long who waits for an answer stays awake: as long as a driver takes that has little to do before the next one."""
 
 
 def new_pipe(num_bytes: int = 1 << 18) -> tuple[int, int]:
@@ -16,3 +21,11 @@ def new_pipe(num_bytes: int = 1 << 18) -> tuple[int, int]:
 def kept(files: ExitStack, fd: int) -> int:
     files.callback(os.close, fd)
     return fd
+
+
+def stay_awake(poller: select.poll) -> None:
+    """Until there is something to read, but not for long: to wake somebody who sleeps takes longer than most drivers
+    need. The core is for whoever else wants it meanwhile, the driver above all."""
+    deadline = time.perf_counter() + AWAKE_S
+    while not poller.poll(0) and time.perf_counter() < deadline:
+        os.sched_yield()

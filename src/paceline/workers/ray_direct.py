@@ -17,7 +17,7 @@ from typing import Any
 from paceline.workers import outcome, parcel
 from paceline.workers.base import DIRECT, Asked, Event
 from paceline.workers.framing import FrameReader, UnreadError, is_hang_up, write_frame, write_patiently
-from paceline.workers.pipes import kept, new_pipe
+from paceline.workers.pipes import kept, new_pipe, stay_awake
 from paceline.workers.proc_files import Address, address_of, new_memory, opened
 
 LINE = "paceline.line"
@@ -141,6 +141,7 @@ class LineEnd:
     def ask(self, topic: str, value: Any) -> Any:
         """EOFError if there is no answer any more: the driver is gone, or `wake` was called."""
         write_frame(self._outbox, parcel.quick_dumps((topic, value)))
+        stay_awake(self._poller)
         while not self._messages.closed:
             if self._wake in dict(self._poller.poll()):
                 break

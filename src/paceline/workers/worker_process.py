@@ -14,6 +14,7 @@ import faulthandler
 import gc
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -32,6 +33,7 @@ from paceline.workers.heap import keep_freed_memory
 from paceline.workers.nursery_process import adopt_orphans
 from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import flush_output, redirect_output
+from paceline.workers.pipes import stay_awake
 from paceline.workers.questions import Questions, answered
 from paceline.workers.sigterm import on_sigterm
 
@@ -70,6 +72,8 @@ class ProcessWire:
         self.place = place
         self.address = "127.0.0.1"
         self._answer_fd, self._message_fd, self._report_fd = answer_fd, message_fd, report_fd
+        self._answers = select.poll()
+        self._answers.register(answer_fd, select.POLLIN)
         self.shared: dict[str, Any] = {}
         self.leaving = contextlib.ExitStack()  # never closed: this process ends with its group inside it
         self.is_spent = self.stopping = False
@@ -110,6 +114,7 @@ class ProcessWire:
 
     def ask_directly(self, topic: str, value: Any) -> Any:
         self.send("asked", (DIRECT, topic, value))
+        stay_awake(self._answers)
         try:
             frame = read_frame(self._answer_fd)
         except (EOFError, OSError) as error:
