@@ -128,6 +128,7 @@ def ray_cluster(ends):
     import ray
 
     modules = ("aiohttp", "numpy", "torch", "torch._dynamo", "torchmetrics")
+    modules += ("fsspec", "pandas", "psutil", "pyarrow.dataset", "pyarrow.parquet", "requests", "tensorboardX")
     ours = (*WORKER_MODULES, *TORCH_WORKER_MODULES, *SGD_WORKER_MODULES, *EXPERIMENT_WORKER_MODULES)
     ends["ray_cluster"].enter_context(forked_workers(*modules, *ours))
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)
@@ -333,11 +334,23 @@ _IS_LISTED = bool(glob.glob("/proc/self/task/*/children"))
 
 
 def _descendants(pid):
-    """From the kernel's own lists: psutil would look at every process of the machine, twice for each test."""
-    for task in glob.glob(f"/proc/{pid}/task/*/children"):
-        for child in _content(task).split():
-            yield int(child)
-            yield from _descendants(child)
+    """From the kernel's own lists: psutil would look at every process of the machine, twice for each test. And by the
+    system's own calls: there are hundreds of threads to be asked, and a glob takes eight times as long."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in _children(f"/proc/{pid}/task/{task}/children"):
+                yield int(child)
+                yield from _descendants(int(child))
+
+
+def _children(path):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return os.read(fd, 1 << 16).split()
+        finally:
+            os.close(fd)
+    return []
 
 
 def _described(pid):

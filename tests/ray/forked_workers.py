@@ -37,7 +37,8 @@ def forked_workers(*modules):
         listener.bind(path)
         listener.listen(64)
         command = [sys.executable, __file__, "--source", str(listener.fileno()), *modules]
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # it would start threads when numpy is imported
+        # Numpy and pyarrow would start threads when they are imported.
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         source = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, env=env)
         listener.close()  # if the source dies, workers are refused at once
         patch.setenv(PLACE, path)
