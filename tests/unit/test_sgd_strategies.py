@@ -1,10 +1,12 @@
 """Strategies and replicas in one process: the workers' sides are called directly. With and without shared memory."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from sgd_models import Line, OddModel, creator, digest, whole
 from torch import nn
 
@@ -144,6 +146,32 @@ def test_half_precision_travels_as_float32():
     replica.apply(computed.gradients)
     assert replica.module.weight.dtype == torch.bfloat16
     np.testing.assert_allclose(replica.weights()["weight"], before - 0.5, atol=1e-2)
+
+
+@pytest.mark.parametrize("devices", [1, 2], ids=["during the backward pass", "afterwards"])
+def test_mean_of_small_gradients_of_half_precision_by_64_workers(monkeypatch, devices):
+    """A 64th of one is less than half precision can tell from zero, or tell exactly."""
+
+    def all_reduce_of_64(tensor, async_op):
+        tensor.mul_(64)  # that all have the same
+        return SimpleNamespace(wait=lambda: None)
+
+    class Half(TorchModel):
+        given = torch.tensor([1e-6, 7e-6, 1.0], dtype=torch.float16)
+
+        def __init__(self):
+            self.weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
+
+        def get_loss(self):
+            return (self.weight * self.given).sum()
+
+        def get_optimizer(self):
+            return torch.optim.SGD([self.weight], lr=0.1)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce_of_64)
+    side = Side(Spec(Half, devices, "allreduce", 64.0 * devices, 1000), Place(0, 0, 0, 64, 64))
+    side.step_in_group()
+    assert all(torch.equal(replica.model.weight.grad, Half.given) for replica in side.replicas)
 
 
 def test_sparse_gradients_become_dense():
