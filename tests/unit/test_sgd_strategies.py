@@ -174,6 +174,27 @@ def test_mean_of_small_gradients_of_half_precision_by_64_workers(monkeypatch, de
     assert all(torch.equal(replica.model.weight.grad, Half.given) for replica in side.replicas)
 
 
+def test_gradients_that_torch_has_yet_to_conjugate():
+    """numpy knows no such thing."""
+
+    class Complex(TorchModel):
+        def __init__(self):
+            self.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+        def get_loss(self):
+            return torch.view_as_real(self.weight.conj().resolve_conj()).sum()
+
+        def get_optimizer(self):
+            return torch.optim.SGD([self.weight], lr=1.0)
+
+    replica = replica_of(Complex())
+    [gradient] = replica.compute().gradients
+    assert replica.model.weight.grad.is_conj()
+    np.testing.assert_array_equal(gradient, [1 - 1j, 1 - 1j])
+    replica.apply([gradient])
+    np.testing.assert_array_equal(replica.weights()["parameter_0"], [1j, 1j])
+
+
 def test_sparse_gradients_become_dense():
     class Sparse(TorchModel):
         def __init__(self):

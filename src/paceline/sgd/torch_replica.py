@@ -181,7 +181,7 @@ def _as_array(tensor: Any, copy: bool = False) -> Array | None:
         tensor = tensor.to_dense()
     if tensor.is_floating_point() and tensor.element_size() <= 2:  # numpy has no bfloat16
         tensor = tensor.float()
-    array: Array = tensor.cpu().numpy()
+    array: Array = tensor.cpu().resolve_conj().resolve_neg().numpy()
     return array.copy() if copy else array
 
 
