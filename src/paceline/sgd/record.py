@@ -105,7 +105,7 @@ class RunRecord:
 
     def keep_stacks(self, stacks: Mapping[int, str]) -> Path:
         path = self._recorder.folder.logs_dir / f"hang_{self._recorder.attempt}.txt"
-        path.write_text("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(stacks.items())))
+        path.write_text("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(stacks.items())), "utf-8")
         return path
 
     def close(self, state: str, error: BaseException | None = None) -> None:
