@@ -17,6 +17,7 @@ from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.replica import replica_of
 from paceline.sgd.side import Side, Spec
 from paceline.sgd.strategies import ParameterServers, Simple, made_without
+from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.proc_files import address_of
 
@@ -355,6 +356,31 @@ def test_weights_of_another_model_are_refused(model):
         replica.set_weights({**weights, name: np.zeros(9)})
     replica.set_weights({key: value + 1 for key, value in weights.items()})
     np.testing.assert_array_equal(replica.weights()[name], weights[name] + 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda weights: torch.optim.Adam(weights, lr=0.1),
+        lambda weights: torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1),
+        None,
+    ],
+    ids=["other options", "other groups", "none"],
+)
+def test_state_of_another_optimizer_is_refused(other):
+    """torch takes some, and cannot make a step with them."""
+    model, given = Weighed(), Weighed()
+    given.get_optimizer = lambda: (other or torch.optim.SGD)([*given.module.parameters(), given.weight])
+    state = replica_of(given).state_dict()
+    if other is None:  # as of a numpy model with the same weights
+        del state["optimizer"]
+    replica = replica_of(model)
+    replica.apply(replica.compute().gradients)
+    before = parcel.dumps(replica.state_dict())
+    with pytest.raises(ArgumentError, match="The state of the optimizer is not that of SGD"):
+        replica.load_state_dict(state)
+    assert parcel.dumps(replica.state_dict()) == before
+    replica.apply(replica.compute().gradients)
 
 
 def test_plain_gradient_descent_needs_a_rate():

@@ -95,7 +95,7 @@ class TensorflowReplica(OwnPosition):
         return {"weights": self.weights(), "optimizer": [_array_of(one) for one in self._state_of_optimizer()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own, given = self._state_of_optimizer(), state["optimizer"]
+        own, given = self._state_of_optimizer(), state.get("optimizer", [])
         if [tuple(one.shape) for one in own] != [np.shape(one) for one in given]:
             raise ArgumentError(
                 f"The state of the optimizer is not that of {type(self.optimizer).__qualname__}: it has {len(given)} "
