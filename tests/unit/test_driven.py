@@ -1,6 +1,7 @@
 """A driven loop in this process, where a debugger works; and what its commands are made of."""
 
 import gc
+import math
 import pickle
 
 import pytest
@@ -12,6 +13,7 @@ from paceline.data import from_numpy
 from paceline.driven import Optimizer, WorkerGroup, distributed_training
 from paceline.driven.commands import Line, line_of_caller, used_values
 from paceline.driven.store import Store, own_value, packing, unpacking_from
+from paceline.driven.value import mean_of
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 
 INPUTS = torch.arange(12.0).reshape(6, 2)
@@ -43,6 +45,14 @@ def test_value_is_a_number_when_asked(worker_group):
     [brought] = value.get()
     assert brought == 2.5
     assert not brought.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("parts", "mean"),
+    [([math.inf, -math.inf], math.nan), ([1e308, 1e308], 1e308), ([0.1] * 10, 0.1), ([1e16, 1.0, -1e16], 1 / 3)],
+)
+def test_mean_over_ranks(parts, mean):
+    assert mean_of(parts) == pytest.approx(mean, rel=1e-15, nan_ok=True)
 
 
 def test_value_is_itself_among_others(worker_group):
@@ -174,6 +184,17 @@ def test_each_loop_is_an_epoch_also_after_one_that_was_left(worker_group):
     assert next(iter(batches)).get()[0].flatten().tolist() == [0, 2]
     for _ in range(2):
         assert [batch.get()[0].flatten().tolist() for batch in batches] == [[0, 2], [4, 6], [8, 10]]
+
+
+def test_loop_within_a_loop_over_the_same_batches(worker_group):
+    """There is one reader, which the inner loop would leave at its end: the outer one must not seem to have ended."""
+    batches = worker_group.batches(TensorDataset(INPUTS), 3)
+    outer = iter(batches)
+    next(outer)
+    assert sum(1 for _ in batches) == 2
+    with pytest.raises(TrainerStateError, match="another loop over these batches has begun"):
+        next(outer)
+    assert sum(1 for _ in batches) == 2
 
 
 def test_dataset_is_read_where_the_workers_are(worker_group):

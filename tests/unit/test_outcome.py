@@ -10,7 +10,7 @@ from paceline.errors import ReportMismatchError, SaveMismatchError, TrainFunctio
 from paceline.recording.gather import Mismatch
 from paceline.recording.ledger import SaveMismatch
 from paceline.workers.base import Died, Raised
-from paceline.workers.outcome import pack_value
+from paceline.workers.outcome import describe_error, pack_value, raised
 
 BROKEN = Raised(0, "RuntimeError", "Connection closed by peer", "…", RuntimeError("Connection closed by peer"))
 OWN = Raised(1, "KeyError", "'lr'", "the worker's traceback", KeyError("lr"))
@@ -185,3 +185,18 @@ def test_value_that_cannot_travel_is_not_called_what_we_have_put_it_into():
     with pytest.raises(TrainFunctionError, match="What the function returned cannot be pickled") as caught:
         pack_value((threading.Lock(), True))
     assert "tuple" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_long_message_travels_once(kind):
+    """It would else be in the message, in the traceback and in the exception, of every rank, and in the run folder."""
+    message = "first " + 1_000_000 * "x" + " last"
+    error = describe_error(kind(message))
+    _, told, text, packed = error
+    for part in (told, text):
+        assert len(part) < 101_000
+        assert "first xxx" in part
+        assert "xxx last" in part
+        assert "characters are left out" in part
+    assert message in str(raised(0, error).exception)
+    assert len(packed) < 1_001_000

@@ -1,6 +1,7 @@
 """The short way past Ray, with both of its ends in one process."""
 
 import gc
+import locale
 import math
 import os
 import threading
@@ -202,3 +203,16 @@ def refusing(act, after):
         return act(*args)
 
     return limited
+
+
+def test_log_of_a_rank_whatever_the_driver_s_locale_is(tmp_path):
+    """A progress bar is enough, or what is no text at all."""
+    group, text = RayGroup.__new__(RayGroup), "100%|██████| \ufffd\n"
+    group._logs = {0: tmp_path / "rank_0.log"}
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        group._log(0, text)
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    assert group._logs[0].read_text("utf-8") == text

@@ -1,5 +1,6 @@
 """A DistributedSGD in this very process: beside others, and beside what the program itself does."""
 
+import json
 import sys
 
 import numpy as np
@@ -55,6 +56,19 @@ def test_each_of_two_has_its_own_data_and_position():
             sgd.load_state_dict(state)
             sgd.step()
             assert sgd.for_model(lambda model: model.seen) == [following]
+
+
+def test_metric_that_is_called_loss_is_not_the_loss(tmp_path):
+    """What `step` returns is what the curve has, and what ranks checkpoints."""
+
+    class Named(Reader):
+        def loss_and_grad(self):
+            return 1.0, {"w": np.zeros(1)}, {"loss": 5.0, "other": 2.0}
+
+    with DistributedSGD(Named, 0, use_cpus=True, verbose=False, logdir=tmp_path) as sgd:
+        result = sgd.step()
+    row = json.loads((sgd.run_dir / "metrics.jsonl").read_text())
+    assert (result["loss"], row["ranks"][0]["loss"], row["ranks"][0]["other"]) == (1.0, 1.0, 2.0)
 
 
 def test_between_steps_the_program_is_in_no_run_of_its():

@@ -13,7 +13,7 @@ from paceline.backends.base import BackendConfig
 from paceline.errors import WorkersLostError, WorkerStartError
 from paceline.sgd.link import BUSY_S, Link, LostError
 from paceline.sgd.models import NumpyModel
-from paceline.sgd.serving import DONE, SIDE, TOPIC, serve
+from paceline.sgd.serving import DONE, FAILED, SIDE, TOPIC, serve
 from paceline.sgd.side import Spec
 from paceline.testing import RecordingWire
 from paceline.workers.base import Asked, Died, Place
@@ -21,13 +21,14 @@ from paceline.workers.base import Asked, Died, Place
 SPEC = Spec(lambda: None, 1, "simple", 2.0, 1000)
 
 
-class TwoWorkers:
+class Workers:
     """Answer what they are asked after `busy_s`, by a clock that goes on while the driver polls. Rank 1 dies instead
-    once `is_dying` is set."""
+    once `is_dying` is set; `late` has, by rank, after how long another answers the next time, and what."""
 
-    def __init__(self, busy_s=1.0):
+    def __init__(self, busy_s=1.0, num_workers=2):
         self.busy_s, self.is_dying, self.now = busy_s, False, 0.0
-        self.infos = [None, None]
+        self.infos = [None] * num_workers
+        self.late = {}
         self._due = []
 
     def submit(self, calls, logs):
@@ -41,7 +42,8 @@ class TwoWorkers:
             self._ask(question.rank)
 
     def _ask(self, rank):
-        self._due.append((self.now + self.busy_s, Asked(rank, 1, TOPIC, (DONE, rank))))
+        busy_s, reply = self.late.pop(rank, (self.busy_s, (DONE, rank)))
+        self._due.append((self.now + busy_s, Asked(rank, 1, TOPIC, reply)))
 
     def poll(self, timeout_s, deliver):
         self.now += timeout_s
@@ -52,9 +54,10 @@ class TwoWorkers:
 
 
 def linked(workers, **more):
-    crew = SimpleNamespace(group=workers, world_size=2, get_ready=lambda: workers)
+    size = len(workers.infos)
+    crew = SimpleNamespace(group=workers, world_size=size, get_ready=lambda: workers)
     link = Link(lambda: crew, BackendConfig(), clock=lambda: workers.now, **more)
-    assert link.open(lambda infos: (None, {}), SPEC) == [0, 1]
+    assert link.open(lambda infos: (None, {}), SPEC) == list(range(size))
     return link
 
 
@@ -71,7 +74,7 @@ def lost(workers, link, busy_s):
     ids=["the first step may take longer", "as the steps before", "as hang_timeout_s allows"],
 )
 def test_who_is_in_the_middle_of_a_step_when_another_dies_comes_to_its_end(usual_s, busy_s, more):
-    workers = TwoWorkers(usual_s)
+    workers = Workers(usual_s)
     link = linked(workers, **more)
     link.ask("compute")
     found = lost(workers, link, busy_s)
@@ -80,7 +83,7 @@ def test_who_is_in_the_middle_of_a_step_when_another_dies_comes_to_its_end(usual
 
 def test_those_that_are_left_are_told_before_they_are_waited_for():
     """They may wait for data that the lost one was to take first."""
-    workers = TwoWorkers()
+    workers = Workers()
     link, told = linked(workers), []
     link.on_lost = lambda: told.append(workers.now)
     workers.busy_s = 5.0
@@ -114,7 +117,7 @@ class CrewInName:
 @pytest.mark.parametrize("may_start", [True, False])
 def test_next_workers_are_had_while_the_others_come_to_rest(may_start):
     """Or when these have ended: what kept them from starting may be the room that those took."""
-    workers = TwoWorkers()
+    workers = Workers()
     first, second, third = (CrewInName(workers, is_fine) for is_fine in (True, may_start, True))
     crews = iter((first, second, third))
     link = Link(lambda: next(crews), BackendConfig(), clock=lambda: workers.now)
@@ -131,7 +134,7 @@ def test_next_workers_are_had_while_the_others_come_to_rest(may_start):
 
 @pytest.mark.parametrize(("first_s", "is_busy"), [(5.0, True), (0.1, False)])
 def test_state_of_who_is_at_rest_is_taken_before_others_are_started(first_s, is_busy):
-    workers = TwoWorkers()
+    workers = Workers()
     link, told = linked(workers), []
     link.on_lost = lambda: told.append(link.all_busy)
     lost(workers, link, first_s)
@@ -139,7 +142,7 @@ def test_state_of_who_is_at_rest_is_taken_before_others_are_started(first_s, is_
 
 
 def test_handler_raises_while_the_next_workers_are_started():
-    workers = TwoWorkers()
+    workers = Workers()
     link = linked(workers)
     crew = CrewInName(workers)
     crew.ensure = lambda: os.kill(os.getpid(), signal.SIGALRM)
@@ -159,7 +162,7 @@ def test_handler_raises_while_the_next_workers_are_started():
 
 def test_next_workers_end_with_a_program_that_ends_well_in_a_recovery():
     """As by sys.exit(0) in the handler of a signal."""
-    workers = TwoWorkers()
+    workers = Workers()
     first, second = CrewInName(workers), CrewInName(workers)
     crews = iter((first, second))
     link = Link(lambda: next(crews), BackendConfig(), clock=lambda: workers.now)
@@ -172,7 +175,7 @@ def test_next_workers_end_with_a_program_that_ends_well_in_a_recovery():
 
 def test_handler_raises_while_a_command_is_written(monkeypatch):
     """Half of it may be on its way: there is no next one."""
-    workers = TwoWorkers()
+    workers = Workers()
     link = linked(workers)
 
     def interrupted(question, command):
@@ -185,7 +188,7 @@ def test_handler_raises_while_a_command_is_written(monkeypatch):
 
 
 def test_who_never_comes_to_rest_is_not_waited_for_for_ever():
-    workers = TwoWorkers()
+    workers = Workers()
     found = lost(workers, linked(workers), math.inf)
     assert found.idle == ()
     assert found.reason == "rank 1 was killed; rank 0 did not come to the end of its step"
@@ -214,7 +217,7 @@ def test_worker_whose_call_is_ended_keeps_nothing_of_it():
 
 def test_who_is_left_and_does_not_answer_is_not_waited_for_for_ever():
     """Asked for the state, or to make its model anew."""
-    workers = TwoWorkers()
+    workers = Workers()
     link = linked(workers)
     left = lost(workers, link, 1.0).idle
     workers.busy_s = math.inf
@@ -223,8 +226,21 @@ def test_who_is_left_and_does_not_answer_is_not_waited_for_for_ever():
     assert workers.now < 2 * BUSY_S
 
 
+@pytest.mark.parametrize("late", [(DONE, 2), (FAILED, ("RuntimeError", "Connection closed by peer", "", None))])
+def test_answer_of_one_who_comes_to_rest_late_is_not_taken_for_that_of_another(late):
+    """Rank 2 is in the middle of its step, and rank 0 is asked for its state meanwhile."""
+    workers = Workers(num_workers=3)
+    link = linked(workers)
+    workers.late = {2: (2.0, late)}
+    left = lost(workers, link, 0.1).idle
+    assert left == (0,)
+    workers.busy_s = 5.0
+    assert link.ask_each(dict.fromkeys(left, ("made", ()))) == [0]
+    assert link.ask_each(dict.fromkeys((0, 2), ("made", ()))) == [0, 2], "it can be asked from now on"
+
+
 def test_what_a_function_of_the_users_takes_is_no_measure_of_a_step():
-    workers = TwoWorkers()
+    workers = Workers()
     link = linked(workers)
     workers.busy_s = 1000.0
     link.call(print)

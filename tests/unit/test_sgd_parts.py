@@ -3,6 +3,7 @@
 import math
 import os
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from paceline.sgd.reduction import combined, gradients_in, mean_into, sum_into, 
 from paceline.sgd.result import timing_lines
 from paceline.sgd.side import num_parameters
 from paceline.sgd.team import agreed
+from paceline.sgd.tensorflow_replica import names_of
 from paceline.workers.proc_files import address_of
 
 ODD = Layout(
@@ -214,6 +216,21 @@ def test_budget_of_losses():
         check_budget("rank 1 was killed", 0, 0)
     with pytest.raises(WorkersLostError, match=r"replaced 2 time"):
         check_budget("why", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (
+            ["net/dense_7/kernel", "net/dense_8/kernel", "net_2/out/bias:0"],
+            ["net/dense/kernel", "net/dense/kernel_1", "net/out/bias"],
+        ),
+        (["w", "w", "w_1_3", "w_1_4", "w"], ["w", "w_1", "w_1_1", "w_1_2", "w_2"]),
+        (["w_1_2", "w"], ["w_1", "w_2"]),
+    ],
+)
+def test_variables_of_tensorflow_have_a_name_each(paths, names):
+    assert names_of([SimpleNamespace(name=name) for name in paths]) == names
 
 
 def test_model_creators_take_what_they_like():

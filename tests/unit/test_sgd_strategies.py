@@ -1,10 +1,12 @@
 """Strategies and replicas in one process: the workers' sides are called directly. With and without shared memory."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from sgd_models import Line, OddModel, creator, digest, whole
 from torch import nn
 
@@ -15,6 +17,7 @@ from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.replica import replica_of
 from paceline.sgd.side import Side, Spec
 from paceline.sgd.strategies import ParameterServers, Simple, made_without
+from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.proc_files import address_of
 
@@ -144,6 +147,53 @@ def test_half_precision_travels_as_float32():
     replica.apply(computed.gradients)
     assert replica.module.weight.dtype == torch.bfloat16
     np.testing.assert_allclose(replica.weights()["weight"], before - 0.5, atol=1e-2)
+
+
+@pytest.mark.parametrize("devices", [1, 2], ids=["during the backward pass", "afterwards"])
+def test_mean_of_small_gradients_of_half_precision_by_64_workers(monkeypatch, devices):
+    """A 64th of one is less than half precision can tell from zero, or tell exactly."""
+
+    def all_reduce_of_64(tensor, async_op):
+        tensor.mul_(64)  # that all have the same
+        return SimpleNamespace(wait=lambda: None)
+
+    class Half(TorchModel):
+        given = torch.tensor([1e-6, 7e-6, 1.0], dtype=torch.float16)
+
+        def __init__(self):
+            self.weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
+
+        def get_loss(self):
+            return (self.weight * self.given).sum()
+
+        def get_optimizer(self):
+            return torch.optim.SGD([self.weight], lr=0.1)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce_of_64)
+    side = Side(Spec(Half, devices, "allreduce", 64.0 * devices, 1000), Place(0, 0, 0, 64, 64))
+    side.step_in_group()
+    assert all(torch.equal(replica.model.weight.grad, Half.given) for replica in side.replicas)
+
+
+def test_gradients_that_torch_has_yet_to_conjugate():
+    """numpy knows no such thing."""
+
+    class Complex(TorchModel):
+        def __init__(self):
+            self.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+        def get_loss(self):
+            return torch.view_as_real(self.weight.conj().resolve_conj()).sum()
+
+        def get_optimizer(self):
+            return torch.optim.SGD([self.weight], lr=1.0)
+
+    replica = replica_of(Complex())
+    [gradient] = replica.compute().gradients
+    assert replica.model.weight.grad.is_conj()
+    np.testing.assert_array_equal(gradient, [1 - 1j, 1 - 1j])
+    replica.apply([gradient])
+    np.testing.assert_array_equal(replica.weights()["parameter_0"], [1j, 1j])
 
 
 def test_sparse_gradients_become_dense():
@@ -306,6 +356,31 @@ def test_weights_of_another_model_are_refused(model):
         replica.set_weights({**weights, name: np.zeros(9)})
     replica.set_weights({key: value + 1 for key, value in weights.items()})
     np.testing.assert_array_equal(replica.weights()[name], weights[name] + 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda weights: torch.optim.Adam(weights, lr=0.1),
+        lambda weights: torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1),
+        None,
+    ],
+    ids=["other options", "other groups", "none"],
+)
+def test_state_of_another_optimizer_is_refused(other):
+    """torch takes some, and cannot make a step with them."""
+    model, given = Weighed(), Weighed()
+    given.get_optimizer = lambda: (other or torch.optim.SGD)([*given.module.parameters(), given.weight])
+    state = replica_of(given).state_dict()
+    if other is None:  # as of a numpy model with the same weights
+        del state["optimizer"]
+    replica = replica_of(model)
+    replica.apply(replica.compute().gradients)
+    before = parcel.dumps(replica.state_dict())
+    with pytest.raises(ArgumentError, match="The state of the optimizer is not that of SGD"):
+        replica.load_state_dict(state)
+    assert parcel.dumps(replica.state_dict()) == before
+    replica.apply(replica.compute().gradients)
 
 
 def test_plain_gradient_descent_needs_a_rate():

@@ -56,7 +56,7 @@ class Watch:
         path = self._folder.logs_dir / f"stacks_{self._number}.txt"
         texts = [f"=== rank {rank} ===\n{text}" for rank, text in sorted(self._attempt.group.stacks().items())]
         try:
-            path.write_text("\n".join(texts))
+            path.write_text("\n".join(texts), "utf-8")
         except OSError as error:  # a full disk must not change what a hang is
             return None, f"stacks of all ranks could not be written to {path} ({error.strerror})"
         return str(path), f"stacks of all ranks are in {path}"

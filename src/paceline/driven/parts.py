@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.driven.value import Value
 from paceline.driven.worker import call_method, call_value, num_parts, on_rank_0
+from paceline.errors import TrainerStateError
 
 if TYPE_CHECKING:
     from paceline.driven.group import WorkerGroup
@@ -69,13 +70,16 @@ class Batches:
 
     def __init__(self, reader: Value):
         self._reader, self._group = reader, reader.worker_group
+        self._num_loops = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Of each batch, as many values as it has parts; one value if it is no tuple or list."""
+        self._num_loops = number = self._num_loops + 1
         self._group.send(call_method, self._reader, "begin")
         batch, asked = self._take()
         try:
             while True:
+                self._check_is_last(number)
                 following, asked_next = self._take()  # read while the loop computes, and known before it is needed
                 size = self._group.told(asked)[0]
                 asked = asked_next
@@ -85,6 +89,13 @@ class Batches:
                 batch = following
         finally:
             self._group.pipeline.ignore(asked)
+
+    def _check_is_last(self, number: int) -> None:
+        if number != self._num_loops:
+            raise TrainerStateError(
+                "This loop cannot go on, since another loop over these batches has begun: there is one at a time. Make "
+                "batches() of the dataset for each."
+            )
 
     def _take(self) -> tuple[Value, int]:
         batch = self._group.keep(call_method, self._reader, "take")

@@ -29,8 +29,7 @@ class Value(Kept):
 
     def item(self) -> float:
         """As a number: the mean over all ranks."""
-        numbers = self.worker_group.ask(number_of, self)
-        return math.fsum(numbers) / len(numbers)
+        return mean_of(self.worker_group.ask(number_of, self))
 
     def get(self) -> list[Any]:
         """What each rank has, brought to this process."""
@@ -54,7 +53,7 @@ class Value(Kept):
     def __str__(self) -> str:
         texts = self.worker_group.ask(as_text, self)
         if all(isinstance(text, float) for text in texts):
-            return str(math.fsum(texts) / len(texts))
+            return str(mean_of(texts))
         return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
 
     def __repr__(self) -> str:
@@ -118,3 +117,11 @@ class Value(Kept):
             f"A value on the workers has no attribute {name!r} here. There it may have: "
             f"worker_group.apply(lambda value: value.{name}, value), or value.{name}() if it is a method."
         )
+
+
+def mean_of(numbers: list[float]) -> float:
+    """As exact as it can be. Where the sum is none, as of infinities of both signs, it is what arithmetic says."""
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except (OverflowError, ValueError):
+        return sum(number / len(numbers) for number in numbers)

@@ -25,7 +25,7 @@ def make_project(path: Path, kind: str = "template") -> Path:
         for place, text in template(kind).items():
             target = path / place
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_named(text, name))
+            target.write_text(_named(text, name), "utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from None
     return path.absolute()
@@ -42,7 +42,7 @@ def _files(folder: Traversable, prefix: str) -> list[tuple[str, str]]:
         if one.is_dir():
             found += _files(one, f"{prefix}{one.name}/")
         elif one.name.endswith(_SUFFIX):
-            found.append((prefix + one.name.removesuffix(_SUFFIX), one.read_text()))
+            found.append((prefix + one.name.removesuffix(_SUFFIX), one.read_text("utf-8")))
     return found
 
 

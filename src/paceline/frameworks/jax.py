@@ -43,7 +43,8 @@ class Jax(Framework):
         if value.ndim == 0:
             return value.item()
         host = jax.device_get(value)
-        return host.astype("f4") if value.dtype == jnp.bfloat16 else host  # numpy has no bfloat16
+        is_known = not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype in ("f2", "f4", "f8")
+        return host if is_known else host.astype("f4")  # numpy has no bfloat16, nor any of 8 bits
 
     def codec(self) -> ArrayCodec:
         from paceline.frameworks import jax_arrays

@@ -23,7 +23,7 @@ class Torch(Framework):
         value = value.detach()
         if value.dim() == 0:
             return value.item()
-        value = value.cpu()
+        value = value.cpu().resolve_conj().resolve_neg()  # of which numpy knows nothing
         is_known = not value.is_floating_point() or value.dtype in (torch.float16, torch.float32, torch.float64)
         return (value if is_known else value.float()).numpy()  # numpy has no bfloat16, nor any of 8 bits
 

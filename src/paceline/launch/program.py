@@ -74,6 +74,6 @@ def _described(name: str, module: str | None, file: str | None, args: Sequence[s
 
     source = None
     with suppress(OSError, UnicodeDecodeError):
-        source = Path(file).read_text()[:MAX_SOURCE_CHARS] if file is not None else None
+        source = Path(file).read_text("utf-8")[:MAX_SOURCE_CHARS] if file is not None else None
     line = None if source is None else 1
     return {"name": name, "module": module, "file": file, "line": line, "source": source, "args": hide_secrets(args)}

@@ -88,6 +88,8 @@ class Link:
         self.on_lost: Callable[[], None] = lambda: None
         """Called before others are waited for when a worker is lost: what they wait for may never come."""
         self._questions: dict[int, Asked] = {}
+        self._asked: Collection[int] = ()
+        """Whose replies are waited for. After a loss, another may come to rest while one that is left is asked."""
         self._replies: dict[int, Reply] = {}
         self._lost: dict[int, str] = {}
         self._told: set[int] = set()
@@ -103,8 +105,9 @@ class Link:
         task, logs = task_of(group.infos)
         self._questions, self._replies, self._lost, self._told, self.is_torn = {}, {}, {}, set(), False
         call, begin = Call(serve, (task, spec), label="the model_creator"), self._clock()
-        group.submit(dict.fromkeys(range(self.num_workers), call), logs)
-        layouts = self._values(group, range(self.num_workers))
+        self._asked = range(self.num_workers)
+        group.submit(dict.fromkeys(self._asked, call), logs)
+        layouts = self._values(group, self._asked)
         self._making_s = max(self._making_s, self._clock() - begin)
         return layouts
 
@@ -146,7 +149,7 @@ class Link:
     def _answered(self, commands: Mapping[int, Command]) -> list[Any]:
         group = self.crew.group
         assert group is not None, "ask before open"
-        self._replies = {}
+        self._replies, self._asked = {}, frozenset(commands)
         for rank in commands:
             if rank not in self._questions:  # it was lost since it has answered
                 self._settle()
@@ -290,7 +293,7 @@ class Link:
                 self._lost[rank] = reason
             case Raised(rank):  # the serving itself, which is ours
                 self.is_torn = True
-                self._replies[rank] = FAILED, (event.type_name, event.message, event.traceback, None)
+                self._reply(rank, (FAILED, (event.type_name, event.message, event.traceback, None)))
             case Returned():
                 pass
             case Printed(rank, text):
@@ -302,9 +305,14 @@ class Link:
 
     def _take_question(self, question: Asked, rank: int, topic: str, value: Any) -> None:
         if topic == TOPIC:
-            self._questions[rank], self._replies[rank] = question, value
+            self._questions[rank] = question
+            self._reply(rank, value)
         elif self.crew.group is not None:
             self.crew.group.answer(question, ArgumentError(f"nobody knows an answer to {topic!r} here"))
+
+    def _reply(self, rank: int, reply: Reply) -> None:
+        if rank in self._asked:
+            self._replies[rank] = reply
 
 
 class _Within:

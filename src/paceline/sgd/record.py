@@ -58,7 +58,8 @@ class RunRecord:
         """Every rank tells the loss of all, since it is that of the model, and besides the one of its own data. One
         that was lost in the step did not live to tell that."""
         stamps = {"_timestamp": int(time.time()), "_time_this_iter_s": result.timings["step"]}
-        self._last = {"loss": float(result), **result.metrics}
+        told = {"loss": float(result)}
+        self._last = told | result.metrics | told  # in front, and whatever else is called so
         common = {**self._last, **stamps, "_training_iteration": result.step}
         reports = [dict(common) for _ in range(self._world_size)]
         for rank, loss in worker_losses.items():
@@ -105,7 +106,7 @@ class RunRecord:
 
     def keep_stacks(self, stacks: Mapping[int, str]) -> Path:
         path = self._recorder.folder.logs_dir / f"hang_{self._recorder.attempt}.txt"
-        path.write_text("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(stacks.items())))
+        path.write_text("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(stacks.items())), "utf-8")
         return path
 
     def close(self, state: str, error: BaseException | None = None) -> None:

@@ -3,6 +3,7 @@ tf_keras."""
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -95,7 +96,7 @@ class TensorflowReplica(OwnPosition):
         return {"weights": self.weights(), "optimizer": [_array_of(one) for one in self._state_of_optimizer()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own, given = self._state_of_optimizer(), state["optimizer"]
+        own, given = self._state_of_optimizer(), state.get("optimizer", [])
         if [tuple(one.shape) for one in own] != [np.shape(one) for one in given]:
             raise ArgumentError(
                 f"The state of the optimizer is not that of {type(self.optimizer).__qualname__}: it has {len(given)} "
@@ -113,13 +114,17 @@ class TensorflowReplica(OwnPosition):
 def names_of(variables: Iterable[Any]) -> list[str]:
     """Keras counts the layers of a process, so that the second replica in it has `dense_1` where the first has `dense`.
     Without those numbers they agree; what is then alike is counted within the model."""
-    names: list[str] = []
+    names: dict[str, None] = {}
+    counts: Counter[str] = Counter()
     for variable in variables:
         given = str(getattr(variable, "path", None) or variable.name).partition(":")[0]
-        name = re.sub(r"_\d+(?=/|$)", "", given)
-        number = sum(one == name or re.fullmatch(rf"{re.escape(name)}_\d+", one) is not None for one in names)
-        names.append(f"{name}_{number}" if number else name)
-    return names
+        name = base = re.sub(r"_\d+(?=/|$)", "", given)
+        number = counts[base]
+        while number and (name := f"{base}_{number}") in names:  # of "w_1_2", a variable may have it
+            number += 1
+        names[name] = None
+        counts.update({name, re.sub(r"_\d+$", "", name)})
+    return list(names)
 
 
 def _variables_of(model: Any) -> tuple[list[Any], list[Any]]:

@@ -135,7 +135,7 @@ class Overlapped:
             )
         self._seen.add(index)
         gradient = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
-        torch.div(gradient, self._side.spec.divisor, out=view)
+        torch.div(gradient.to(view.dtype), self._side.spec.divisor, out=view)  # not in half precision
         bucket.num_missing -= 1
         while len(self._works) < len(self._buckets) - 1 and not self._buckets[len(self._works)].num_missing:
             self._send(self._buckets[len(self._works)])

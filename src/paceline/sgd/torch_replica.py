@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline import frameworks
-from paceline.errors import ArgumentTypeError, TrainerStateError
+from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.sgd.packing import Array, Slot
 from paceline.sgd.replica import Computed, OwnPosition, check_weights, required
 
@@ -122,12 +122,27 @@ class TorchReplica(OwnPosition):
 
         tensors, given = self._tensors(), state["weights"]
         check_weights(tensors, given)
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # first: it refuses what is not its own
+        self._load_optimizer(state.get("optimizer"))  # first: it refuses what is not its own
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(given[name])
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
+
+    def _load_optimizer(self, state: Any) -> None:
+        """Of an optimizer of another kind, torch takes the options as they are, and the next step lacks its own."""
+        former = self.optimizer.state_dict()  # no copy: what is loaded takes the place of it
+        try:
+            self.optimizer.load_state_dict(copy.deepcopy(state))
+            missing = {name for group in self.optimizer.param_groups for name in self.optimizer.defaults.keys() - group}
+            problem = f"it has no {', '.join(sorted(missing))}" if missing else None
+        except Exception as error:
+            problem = str(error) if state is not None else "there is none"
+        if problem is not None:
+            self.optimizer.load_state_dict(former)
+            raise ArgumentError(
+                f"The state of the optimizer is not that of {type(self.optimizer).__qualname__}: {problem}."
+            )
 
     def validate(self) -> dict[str, Any]:
         import torch
@@ -181,7 +196,7 @@ def _as_array(tensor: Any, copy: bool = False) -> Array | None:
         tensor = tensor.to_dense()
     if tensor.is_floating_point() and tensor.element_size() <= 2:  # numpy has no bfloat16
         tensor = tensor.float()
-    array: Array = tensor.cpu().numpy()
+    array: Array = tensor.cpu().resolve_conj().resolve_neg().numpy()
     return array.copy() if copy else array
 
 

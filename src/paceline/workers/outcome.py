@@ -14,6 +14,9 @@ from paceline.workers.base import Raised, Returned
 Error = tuple[str, str, str, bytes | None]
 """Type name, message, traceback, and the packed exception if it can travel."""
 
+_MOST_CHARACTERS = 100_000
+"""Of a message, and of a traceback with it. The exception itself has all of what it says, if it can travel."""
+
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -39,9 +42,9 @@ def describe_error(error: BaseException) -> Error:
 def message_of(error: BaseException) -> str:
     """What it says, or that it does not."""
     if isinstance(error, SystemExit):
-        return f"the function ended itself with sys.exit({error.code!r})"
+        return _bounded(f"the function ended itself with sys.exit({error.code!r})")
     try:
-        return str(error)
+        return _bounded(str(error))
     except BaseException as second:
         return f"(its message cannot be had: __str__ raises {type(second).__qualname__})"
 
@@ -50,9 +53,17 @@ def text_of(error: BaseException) -> str:
     """The traceback, as Python prints it, from the user's first line on: how we have come there is no news."""
     trace = _from_users_line(error.__traceback__)
     try:
-        return "".join(traceback.format_exception(type(error), error, trace))
+        return _bounded("".join(traceback.format_exception(type(error), error, trace)))
     except BaseException:
         return "".join([*traceback.format_tb(trace), f"{type(error).__qualname__}: {message_of(error)}\n"])
+
+
+def _bounded(text: str) -> str:
+    """Its beginning and its end."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    half = _MOST_CHARACTERS // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters are left out …\n{text[-half:]}"
 
 
 def _from_users_line(trace: TracebackType | None) -> TracebackType | None:

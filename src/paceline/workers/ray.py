@@ -304,7 +304,7 @@ class RayGroup:
 
     def _log(self, rank: int, text: str) -> Printed:
         if rank in self._logs:
-            with contextlib.suppress(OSError), self._logs[rank].open("a") as file:
+            with contextlib.suppress(OSError), self._logs[rank].open("a", encoding="utf-8") as file:
                 file.write(text)
         return Printed(rank, text)
 
