@@ -195,6 +195,20 @@ def test_what_cannot_run_is_said_before_anything_starts(project, call, forget, t
     assert not (tmp_path / "results").exists()
 
 
+def test_template_validates_without_dropout(project):
+    from src.experiment import Experiment
+
+    class Quiet(Experiment):
+        def save_metrics_and_losses(self, **_):
+            """There is no run to report to."""
+
+    experiment = Quiet.init_module(project / "src/conf.yaml")
+    experiment.validate([], epoch=0)
+    assert not experiment.models.dnn.training
+    experiment.train_steps([], epoch=1)
+    assert experiment.models.dnn.training
+
+
 def test_template_is_the_example():
     files = template()
     assert set(files) == {

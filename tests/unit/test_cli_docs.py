@@ -60,6 +60,13 @@ def test_command_lines_of_the_documentation_exist():
     assert [line for line in lines if not is_known(program, line)] == []
 
 
+def test_names_that_are_piped_to_a_verb_may_be_none():
+    """Without -r, xargs calls it once without a name: that is the newest run."""
+    piped = [line for line in command_lines() if "xargs" in line]
+    assert len(piped) > 1
+    assert [line for line in piped if not re.search(r"xargs -r -n1 paceline", line)] == []
+
+
 def test_every_verb_has_examples_and_json():
     program = typer.main.get_command(build())
     assert set(generator().GROUPS) == {name for name, one in program.commands.items() if not one.hidden}

@@ -300,6 +300,22 @@ def test_hostile_project_file_is_refused_in_words(tmp_path, text):
             pack(tmp_path, tmp_path / "project.zip")
 
 
+def test_with_json_stdout_has_the_answer_and_nothing_else(tmp_path, monkeypatch):
+    def run_job(job, args, callbacks):
+        callbacks[0].start_training(logdir=str(tmp_path / "circles/run_001"), config={})
+        print("[rank 0] what the job prints")
+        return 0
+
+    make_project(tmp_path / "circles", "data_template")
+    monkeypatch.chdir(tmp_path / "circles")
+    monkeypatch.setattr("paceline.launch.data_job.run_job", run_job)
+    monkeypatch.setenv("PACELINE_STORAGE", "")  # the verb sets it
+    done = invoke("data", "run", "--root", tmp_path, "--json")
+    assert json.loads(done.stdout) == {"run": "circles/run_001", "path": str(tmp_path / "circles/run_001")}
+    assert "[rank 0] what the job prints" in done.stderr
+    assert "[rank 0] what the job prints" in invoke("data", "run", "--root", tmp_path).stdout
+
+
 def test_an_experiment_is_no_data_job(digits):
     assert "its pyproject.toml names none" in invoke("data", "run", code=2).stderr
 

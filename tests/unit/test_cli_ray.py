@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.app import build
+from paceline.cli.ray_cluster import _why
 
 JOB = {
     "type": "SUBMISSION",
@@ -89,6 +90,14 @@ def test_jobs(serve):
 def test_cluster_that_refuses(serve):
     said = ray("--address", serve(401, {"error": "Unauthorized"}), code=2).stderr
     assert "refuses. It asks for a token: set RAY_AUTH_MODE=token" in said
+
+
+def test_cluster_that_takes_no_jobs_yet():
+    answer = "Request failed with status code 500: No available agent to submit job, please try again later.."
+    said = _why("http://head:8265", RuntimeError(answer))
+    assert "no Ray cluster" not in said
+    assert "has no agent that takes jobs" in said
+    assert "--dashboard-agent-listen-port" in said
 
 
 def test_cluster_that_is_not_there(serve):

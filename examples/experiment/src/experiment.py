@@ -106,6 +106,7 @@ class Experiment(BaseModule):
                 break
 
     def train_steps(self, dataloader, epoch: int):
+        self.models.dnn.train()
         self.reset_all_metrics_and_losses()
         for batch_idx, batch in enumerate(dataloader):
             x, y = batch["inputs"], batch["label"]
@@ -122,6 +123,7 @@ class Experiment(BaseModule):
             self.tools.lr_scheduler.step(self.optimizers.adam)
 
     def validate(self, dataloader, epoch: int):
+        self.models.dnn.eval()  # without dropout
         self.reset_all_metrics_and_losses()
         with torch.no_grad():
             for batch in dataloader:

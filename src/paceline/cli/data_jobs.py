@@ -1,5 +1,6 @@
 """`paceline data new`, `run` and `launch`: jobs that prepare data in the storage."""
 
+import contextlib
 import json as json_text
 import os
 import sys
@@ -63,7 +64,9 @@ def run(args: Args = None, root: Root = None, json: Json = False) -> None:
     job = find_job(Path.cwd())
     os.environ["PACELINE_STORAGE"] = str(storage_root(root))
     announcement = Announcement()
-    code = run_job(job, args or [], [announcement])
+    # With --json, what the job prints must not come before the answer.
+    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+        code = run_job(job, args or [], [announcement])
     if announcement.path is not None:
         name = f"{announcement.path.parent.name}/{announcement.path.name}"
         print(json_text.dumps({"run": name, "path": str(announcement.path)}) if json else announcement.path)

@@ -165,6 +165,12 @@ def _why(where: str, error: Exception) -> str:
         return f"The Ray cluster at {where} refuses. {_TOKEN}"
     if "multiple active ray instances" in known:
         return f"Several Ray clusters run on this machine: name one with --address or RAY_ADDRESS. ({text[:200]})"
+    if "no available agent" in known:
+        return (
+            f"The Ray cluster at {where} has no agent that takes jobs. If it has just been started, try again in a "
+            "moment. If it is not the first on its machine, start it with a port of its own: ray start --head "
+            f"--dashboard-agent-listen-port PORT. ({text[:200]})"
+        )
     hint = "" if where != "auto" else " Name one with --address or RAY_ADDRESS, or start one: ray start --head."
     return f"There is no Ray cluster at {where}, or it does not answer.{hint} ({text[:200]})"
 

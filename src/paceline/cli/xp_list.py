@@ -14,7 +14,7 @@ _LS = """List runs, the newest first.
   paceline xp ls -a --state FAILED                   every run that failed
   paceline xp ls --name 'digits*' --since 2d
   paceline xp ls --filter "metrics.loss<0.1 and config.lr>0.01" --sort metrics.loss
-  paceline xp ls -q | xargs -n1 paceline xp show     names alone, for other programs
+  paceline xp ls -q | xargs -r -n1 paceline xp show  names alone, for other programs
   paceline xp ls --watch
   paceline xp ls --address http://head:8265          and those on a Ray cluster whose folders are not here
 

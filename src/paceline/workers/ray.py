@@ -7,6 +7,7 @@ imports are the expensive part: the call they are in is unwound, and only the de
 import contextlib
 import itertools
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import ray
 
-from paceline.errors import ArgumentError, StackDumpError, WorkerStartError
+from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
 from paceline.workers import outcome
 from paceline.workers.base import (
     DIRECT,
@@ -311,8 +312,16 @@ class RayGroup:
 
 def connect() -> None:
     """Connect this process to a cluster unless it is: to that of RAY_ADDRESS, else to a new one on this machine."""
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
+    if ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith(("http://", "https://")):  # Ray's own words know nothing of our ways out
+        raise ResourcesError(
+            f"RAY_ADDRESS is {address}: jobs are sent there, but workers cannot be started from here. To train on that "
+            "cluster, send a job: paceline train launch (--resume goes on with a run); or, on one of its machines, set "
+            "RAY_ADDRESS=HOST:6379. To train without it, unset RAY_ADDRESS."
+        )
+    ray.init(log_to_driver=False)
 
 
 def _rank(actor: Actor) -> int:
