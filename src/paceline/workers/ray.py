@@ -40,7 +40,8 @@ from paceline.workers.reports import unpack
 
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
-_DRAIN_LOOK_S = 1.0
+_LOOK_S = 1.0
+"""How often it is asked who is about to be taken away, and looked who has ended."""
 _ANSWER_S = 0.05
 """Within which an answer is soon. Until then, nobody looks whether who has asked lives."""
 _SOON_S = 0.01
@@ -128,7 +129,7 @@ class RayGroup:
                 actor.handle.begin.remote(packed[id(call)])
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
-        self._look_for_drains()
+        self._look_around()
         if self._lines.num_settled and not self._waiting:
             self._converse(timeout_s)
         elif not self._waiting:
@@ -222,8 +223,7 @@ class RayGroup:
             try:
                 messages = ray.get(ref)
             except ray.exceptions.RayError as error:
-                actor.dismiss()  # one that is only out of reach would keep its resources
-                batches.append([Died(_rank(actor), _why(error))])
+                batches.append([*self._lose(actor, _why(error))])
                 continue
             if any(kind == "asked" for kind, _ in messages):
                 actor.waits_until = time.monotonic() + _ANSWER_S
@@ -260,17 +260,32 @@ class RayGroup:
             actor.ask()
         return {actor.poll: actor for actor in others or actors}
 
+    def _look_around(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_S
+            self._look_for_drains()
+            self._look_for_ends()
+
     def _look_for_drains(self) -> None:
-        """Once in a while, ask which nodes are about to be taken away; who stands there is told once."""
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _DRAIN_LOOK_S
+        """Ask which nodes are about to be taken away; who stands there is told once."""
         nodes = draining_nodes()
         for actor in self._roster.arrived() if nodes else ():
             if actor.facts["node_id"] in nodes and not actor.is_leaving:
                 actor.is_leaving = True
                 if actor.rank is not None:
                     self._waiting.append(Preempted(actor.rank, "stands on a node that is being drained"))
+
+    def _look_for_ends(self) -> None:
+        """Of workers on this machine that have ended without Ray's knowing."""
+        for actor in self._roster.seated():
+            if actor.is_alive and actor.process is not None and actor.process.look():
+                self._waiting.extend(self._lose(actor, "was lost (its process has ended)"))
+
+    def _lose(self, actor: Actor, reason: str) -> list[Event]:
+        """What it has said on its line, and then that it is gone. One that is only out of reach would keep its
+        resources."""
+        actor.dismiss()
+        return [*self._lines.last_questions(_rank(actor)), Died(_rank(actor), reason)]
 
     def _events(self, actor: Actor, messages: list[tuple[str, Any]]) -> list[_Arrived]:
         events = []
