@@ -190,6 +190,21 @@ def test_worker_that_ends_unknown_to_ray_is_dead_and_what_it_asked_comes_first(m
     assert group._lines.num_settled == 0
 
 
+def test_who_has_left_ray_has_lost_its_workers_and_starts_no_other_cluster(monkeypatch):
+    monkeypatch.setattr(ray.ray, "is_initialized", lambda: False)
+    group, events = RayGroup.__new__(RayGroup), []
+    actors = [SimpleNamespace(rank=rank, is_alive=True) for rank in range(2)]
+    for actor in actors:
+        actor.dismiss = lambda actor=actor: setattr(actor, "is_alive", False)
+    group._roster, group._lines = SimpleNamespace(seated=lambda: actors), Lines()
+    group._waiting, group._next_look = deque(), math.inf
+    group.poll(0.0, events.append)
+    assert [(type(event), event.rank) for event in events] == [(Died, 0), (Died, 1)]
+    group.poll(0.0, events.append)
+    group.abort(events.append)
+    assert len(events) == 2
+
+
 def test_nothing_is_left_open():
     former = open_files()
     lines = Lines()

@@ -46,6 +46,7 @@ _ANSWER_S = 0.05
 """Within which an answer is soon. Until then, nobody looks whether who has asked lives."""
 _SOON_S = 0.01
 """Within which Ray is asked for news when not all workers have lines: one is about to have its own, or was lost."""
+_LEFT = "was lost (this process has left its cluster, by ray.shutdown())"
 _PORTION = 10_000
 """How much of a backlog is delivered before the driver gets to do something with it."""
 
@@ -108,6 +109,8 @@ class RayGroup:
 
     def start(self) -> None:
         """Fills up: actors that live stay, and whoever is missing is taken from the spares or made anew."""
+        if not ray.is_initialized():  # those of a cluster that this process has left are of no use
+            self._roster.clear()
         connect()
         try:
             self._roster.fill()
@@ -179,7 +182,7 @@ class RayGroup:
         """A worker that does not let go in time, or cannot leave its group, is killed."""
         self._is_whole = False
         self._lines.clear()
-        alive = [actor for actor in self._roster.seated() if actor.is_alive]
+        alive = self._alive() if ray.is_initialized() else []
         asked = [actor.handle.unwind.remote(_UNWIND_S) for actor in alive]
         done = set(ray.wait(asked, num_returns=len(asked), timeout=_UNWIND_S + 1)[0]) if asked else set()
         for actor, ref in zip(alive, asked, strict=True):
@@ -210,6 +213,9 @@ class RayGroup:
     def _collect(self, timeout_s: float) -> None:
         """Take what has arrived, waiting for the first of it. By turns from each worker: of a backlog, what belongs to
         one step then comes together, and need not be kept until the last worker's turn."""
+        if not ray.is_initialized():  # whatever is asked of Ray now would start another cluster
+            self._waiting.extend(event for actor in self._alive() for event in self._lose(actor, _LEFT))
+            return
         polls = self._open_polls()
         if not polls:
             return
@@ -254,7 +260,7 @@ class RayGroup:
     def _open_polls(self) -> dict[Any, Actor]:
         """Of all actors, but for those that are soon to be answered; of these too, if there are no others to wait
         for."""
-        actors, now = [actor for actor in self._roster.seated() if actor.is_alive], time.monotonic()
+        actors, now = self._alive(), time.monotonic()
         others = [actor for actor in actors if actor.poll is not None or now >= actor.waits_until]
         for actor in others or actors:
             actor.ask()
@@ -277,8 +283,8 @@ class RayGroup:
 
     def _look_for_ends(self) -> None:
         """Of workers on this machine that have ended without Ray's knowing."""
-        for actor in self._roster.seated():
-            if actor.is_alive and actor.process is not None and actor.process.look():
+        for actor in self._alive():
+            if actor.process is not None and actor.process.look():
                 self._waiting.extend(self._lose(actor, "was lost (its process has ended)"))
 
     def _lose(self, actor: Actor, reason: str) -> list[Event]:
@@ -286,6 +292,9 @@ class RayGroup:
         resources."""
         actor.dismiss()
         return [*self._lines.last_questions(_rank(actor)), Died(_rank(actor), reason)]
+
+    def _alive(self) -> list[Actor]:
+        return [actor for actor in self._roster.seated() if actor.is_alive]
 
     def _events(self, actor: Actor, messages: list[tuple[str, Any]]) -> list[_Arrived]:
         events = []
