@@ -181,13 +181,13 @@ def test_worker_that_ends_unknown_to_ray_is_dead_and_what_it_asked_comes_first(m
     group._waiting, group._next_look = deque(), 0.0
     end = LineEnd(group._lines.make(0))
     group._lines.settle(0, is_open=True)
-    asking(end, "done")
+    thread = asking(end, "done")
     while not select.select([group._lines._lines[0].inbox], [], [], 1.0)[0]:
         pass
     group.poll(0.0, events.append)
     assert dismissed == [0]
     assert events == [Asked(0, DIRECT, "topic", "done"), Died(0, "was lost (its process has ended)")]
-    assert group._lines.num_settled == 0
+    assert joined(thread) == ["no answer any more"]
 
 
 def test_who_has_left_ray_has_lost_its_workers_and_starts_no_other_cluster(monkeypatch):
