@@ -10,7 +10,7 @@ from paceline.errors import ReportMismatchError, SaveMismatchError, TrainFunctio
 from paceline.recording.gather import Mismatch
 from paceline.recording.ledger import SaveMismatch
 from paceline.workers.base import Died, Raised
-from paceline.workers.outcome import pack_value
+from paceline.workers.outcome import pack_value, returned
 
 BROKEN = Raised(0, "RuntimeError", "Connection closed by peer", "…", RuntimeError("Connection closed by peer"))
 OWN = Raised(1, "KeyError", "'lr'", "the worker's traceback", KeyError("lr"))
@@ -185,3 +185,25 @@ def test_value_that_cannot_travel_is_not_called_what_we_have_put_it_into():
     with pytest.raises(TrainFunctionError, match="What the function returned cannot be pickled") as caught:
         pack_value((threading.Lock(), True))
     assert "tuple" not in str(caught.value)
+
+
+class Unwelcome:
+    """Travels, and cannot be had where it arrives."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return _raise, (self.error,)
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of the user's"), SystemExit(3)])
+def test_value_that_cannot_be_unpickled_is_an_error_of_its_rank_and_ends_no_driver(error):
+    event = returned(1, pack_value(Unwelcome(error)))
+    assert (event.rank, event.type_name) == (1, type(error).__name__)
+    with pytest.raises(TrainFunctionError, match="cannot unpickle the value"):
+        raise as_exception(event)
