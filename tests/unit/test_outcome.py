@@ -10,7 +10,7 @@ from paceline.errors import ReportMismatchError, SaveMismatchError, TrainFunctio
 from paceline.recording.gather import Mismatch
 from paceline.recording.ledger import SaveMismatch
 from paceline.workers.base import Died, Raised
-from paceline.workers.outcome import describe_error, pack_value, raised
+from paceline.workers.outcome import describe_error, pack_value, raised, returned
 
 BROKEN = Raised(0, "RuntimeError", "Connection closed by peer", "…", RuntimeError("Connection closed by peer"))
 OWN = Raised(1, "KeyError", "'lr'", "the worker's traceback", KeyError("lr"))
@@ -200,3 +200,25 @@ def test_long_message_travels_once(kind):
         assert "characters are left out" in part
     assert message in str(raised(0, error).exception)
     assert len(packed) < 1_001_000
+
+
+class Unwelcome:
+    """Travels, and cannot be had where it arrives."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return _raise, (self.error,)
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of the user's"), SystemExit(3)])
+def test_value_that_cannot_be_unpickled_is_an_error_of_its_rank_and_ends_no_driver(error):
+    event = returned(1, pack_value(Unwelcome(error)))
+    assert (event.rank, event.type_name) == (1, type(error).__name__)
+    with pytest.raises(TrainFunctionError, match="cannot unpickle the value"):
+        raise as_exception(event)

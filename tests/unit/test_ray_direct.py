@@ -4,6 +4,7 @@ import gc
 import locale
 import math
 import os
+import select
 import threading
 from collections import deque
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.workers import ray_direct
+from paceline.workers import ray, ray_direct
 from paceline.workers.base import DIRECT, Asked, Died
 from paceline.workers.framing import UnreadError
 from paceline.workers.ray import RayGroup
@@ -168,6 +169,41 @@ def test_such_a_worker_counts_as_dead(monkeypatch):
     group.answer(Asked(0, DIRECT, "topic", None), bytes(5_000_000))
     group.poll(0.0, events.append)
     assert (dismissed, [type(event) for event in events]) == ([0], [Died])
+
+
+def test_worker_that_ends_unknown_to_ray_is_dead_and_what_it_asked_comes_first(monkeypatch):
+    """A process that it has forked holds its sockets, say. A question that comes after its end would be answered, and
+    what it says to that waited for."""
+    monkeypatch.setattr(ray, "draining_nodes", set)
+    group, dismissed, events = RayGroup.__new__(RayGroup), [], []
+    watch = SimpleNamespace(look=lambda: True)
+    actor = SimpleNamespace(rank=0, is_alive=True, process=watch, dismiss=lambda: dismissed.append(0))
+    group._roster, group._lines = SimpleNamespace(seated=lambda: [actor]), Lines()
+    group._waiting, group._next_look = deque(), 0.0
+    end = LineEnd(group._lines.make(0))
+    group._lines.settle(0, is_open=True)
+    thread = asking(end, "done")
+    while not select.select([group._lines._lines[0].inbox], [], [], 1.0)[0]:
+        pass
+    group.poll(0.0, events.append)
+    assert dismissed == [0]
+    assert events == [Asked(0, DIRECT, "topic", "done"), Died(0, "was lost (its process has ended)")]
+    assert joined(thread) == ["no answer any more"]
+
+
+def test_who_has_left_ray_has_lost_its_workers_and_starts_no_other_cluster(monkeypatch):
+    monkeypatch.setattr(ray.ray, "is_initialized", lambda: False)
+    group, events = RayGroup.__new__(RayGroup), []
+    actors = [SimpleNamespace(rank=rank, is_alive=True) for rank in range(2)]
+    for actor in actors:
+        actor.dismiss = lambda actor=actor: setattr(actor, "is_alive", False)
+    group._roster, group._lines = SimpleNamespace(seated=lambda: actors), Lines()
+    group._waiting, group._next_look = deque(), math.inf
+    group.poll(0.0, events.append)
+    assert [(type(event), event.rank) for event in events] == [(Died, 0), (Died, 1)]
+    group.poll(0.0, events.append)
+    group.abort(events.append)
+    assert len(events) == 2
 
 
 def test_nothing_is_left_open():

@@ -236,7 +236,9 @@ def _explain_missing_files(storage: Storage, name: str) -> Iterator[None]:
                 f"{storage.path_of(name)} was deleted while it was being loaded. "
                 "To keep more checkpoints, raise num_to_keep."
             ) from error
-        raise damaged(storage.path_of(name), Path(str(error.filename or error)).name, "it is missing") from error
+        path = str(error.filename or error)
+        _, is_within, file = path.rpartition(f"/{name}/")  # state.json alone may be that of any rank
+        raise damaged(storage.path_of(name), file if is_within else Path(path).name, "it is missing") from error
 
 
 def _what_is_there(path: str | Path, root: str, opener: Callable[[str | Path], Storage]) -> str:

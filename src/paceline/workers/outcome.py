@@ -94,7 +94,7 @@ def returned(rank: int, payload: bytes) -> Returned | Raised:
     """On the driver. A value that it cannot unpickle is an error of the function that returned it."""
     try:
         return Returned(rank, parcel.loads(payload))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the latter would end the driver, and well, if its code is 0
         message = (
             f"The function ended on rank {rank}, but the driver cannot unpickle the value it returned "
             f"({type(error).__name__}: {error}). Return plain values, or define the class where the driver can import "

@@ -41,11 +41,13 @@ from paceline.workers.reports import unpack
 
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
-_DRAIN_LOOK_S = 1.0
+_LOOK_S = 1.0
+"""How often it is asked who is about to be taken away, and looked who has ended."""
 _ANSWER_S = 0.05
 """Within which an answer is soon. Until then, nobody looks whether who has asked lives."""
 _SOON_S = 0.01
 """Within which Ray is asked for news when not all workers have lines: one is about to have its own, or was lost."""
+_LEFT = "was lost (this process has left its cluster, by ray.shutdown())"
 _PORTION = 10_000
 """How much of a backlog is delivered before the driver gets to do something with it."""
 
@@ -108,6 +110,8 @@ class RayGroup:
 
     def start(self) -> None:
         """Fills up: actors that live stay, and whoever is missing is taken from the spares or made anew."""
+        if not ray.is_initialized():  # those of a cluster that this process has left are of no use
+            self._roster.clear()
         connect()
         try:
             self._roster.fill()
@@ -129,7 +133,7 @@ class RayGroup:
                 actor.handle.begin.remote(packed[id(call)])
 
     def poll(self, timeout_s: float, deliver: Callable[[Event], None]) -> None:
-        self._look_for_drains()
+        self._look_around()
         if self._lines.num_settled and not self._waiting:
             self._converse(timeout_s)
         elif not self._waiting:
@@ -179,7 +183,7 @@ class RayGroup:
         """A worker that does not let go in time, or cannot leave its group, is killed."""
         self._is_whole = False
         self._lines.clear()
-        alive = [actor for actor in self._roster.seated() if actor.is_alive]
+        alive = self._alive() if ray.is_initialized() else []
         asked = [actor.handle.unwind.remote(_UNWIND_S) for actor in alive]
         done = set(ray.wait(asked, num_returns=len(asked), timeout=_UNWIND_S + 1)[0]) if asked else set()
         for actor, ref in zip(alive, asked, strict=True):
@@ -210,6 +214,9 @@ class RayGroup:
     def _collect(self, timeout_s: float) -> None:
         """Take what has arrived, waiting for the first of it. By turns from each worker: of a backlog, what belongs to
         one step then comes together, and need not be kept until the last worker's turn."""
+        if not ray.is_initialized():  # whatever is asked of Ray now would start another cluster
+            self._waiting.extend(event for actor in self._alive() for event in self._lose(actor, _LEFT))
+            return
         polls = self._open_polls()
         if not polls:
             return
@@ -223,8 +230,7 @@ class RayGroup:
             try:
                 messages = ray.get(ref)
             except ray.exceptions.RayError as error:
-                actor.dismiss()  # one that is only out of reach would keep its resources
-                batches.append([Died(_rank(actor), _why(error))])
+                batches.append([*self._lose(actor, _why(error))])
                 continue
             if any(kind == "asked" for kind, _ in messages):
                 actor.waits_until = time.monotonic() + _ANSWER_S
@@ -255,23 +261,41 @@ class RayGroup:
     def _open_polls(self) -> dict[Any, Actor]:
         """Of all actors, but for those that are soon to be answered; of these too, if there are no others to wait
         for."""
-        actors, now = [actor for actor in self._roster.seated() if actor.is_alive], time.monotonic()
+        actors, now = self._alive(), time.monotonic()
         others = [actor for actor in actors if actor.poll is not None or now >= actor.waits_until]
         for actor in others or actors:
             actor.ask()
         return {actor.poll: actor for actor in others or actors}
 
+    def _look_around(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_S
+            self._look_for_drains()
+            self._look_for_ends()
+
     def _look_for_drains(self) -> None:
-        """Once in a while, ask which nodes are about to be taken away; who stands there is told once."""
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _DRAIN_LOOK_S
+        """Ask which nodes are about to be taken away; who stands there is told once."""
         nodes = draining_nodes()
         for actor in self._roster.arrived() if nodes else ():
             if actor.facts["node_id"] in nodes and not actor.is_leaving:
                 actor.is_leaving = True
                 if actor.rank is not None:
                     self._waiting.append(Preempted(actor.rank, "stands on a node that is being drained"))
+
+    def _look_for_ends(self) -> None:
+        """Of workers on this machine that have ended without Ray's knowing."""
+        for actor in self._alive():
+            if actor.process is not None and actor.process.look():
+                self._waiting.extend(self._lose(actor, "was lost (its process has ended)"))
+
+    def _lose(self, actor: Actor, reason: str) -> list[Event]:
+        """What it has said on its line, and then that it is gone. One that is only out of reach would keep its
+        resources."""
+        actor.dismiss()
+        return [*self._lines.last_questions(_rank(actor)), Died(_rank(actor), reason)]
+
+    def _alive(self) -> list[Actor]:
+        return [actor for actor in self._roster.seated() if actor.is_alive]
 
     def _events(self, actor: Actor, messages: list[tuple[str, Any]]) -> list[_Arrived]:
         events = []

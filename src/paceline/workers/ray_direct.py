@@ -74,6 +74,14 @@ class Lines:
                     self._drop(rank)
         return found
 
+    def last_questions(self, rank: int) -> list[Event]:
+        """Of a worker that is gone. What it has asked comes before its end is told: who learns of it afterwards takes
+        it for one that waits."""
+        line = self._lines.get(rank)
+        found = [] if line is None else [_question(rank, body) for body in line.messages.bodies()]
+        self._drop(rank)
+        return found
+
     def answer(self, rank: int, value: Any) -> None:
         """UnreadError if the worker does not read it, and the end of its line, with half of an answer in it."""
         if rank in self._lines:

@@ -16,6 +16,7 @@ from paceline.errors import WorkerStartError
 from paceline.workers import surroundings
 from paceline.workers.base import Place, Preload, Size, WorkerInfo, rank_environ
 from paceline.workers.devices import gpu_variables
+from paceline.workers.ray_process import ProcessWatch
 from paceline.workers.ray_slots import Slot, Slots, draining_nodes
 from paceline.workers.ray_worker import RayWorker
 
@@ -45,6 +46,8 @@ class Actor:
     poll: Any = None
     waits_until: float = 0.0
     """It has a question, and has nothing else to say, most likely: the answer is the next poll, if it comes soon."""
+    process: ProcessWatch | None = None
+    """From its arrival on."""
 
     def ask(self) -> None:
         """Keep one poll open."""
@@ -183,6 +186,7 @@ class Roster:
         for actor in (expected[ref] for ref in ready):
             try:
                 actor.facts = ray.get(actor.greeting)
+                actor.process = ProcessWatch(actor.facts["birth"])
             except ray.exceptions.RayError as error:
                 actor.dismiss()
                 was_lost = isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed

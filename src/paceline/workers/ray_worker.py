@@ -32,6 +32,7 @@ from paceline.workers.outcome import describe_error, pack_value
 from paceline.workers.output import LogTail, redirect_output
 from paceline.workers.questions import Questions, answered
 from paceline.workers.ray_direct import LINE, LineEnd
+from paceline.workers.ray_process import own_birth
 from paceline.workers.sigterm import on_sigterm
 
 BATCH_S = 0.05
@@ -230,6 +231,7 @@ class RayWorker:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "gpu_ids": self._gpu_ids,
+            "birth": own_birth(),
         }
 
     def settle(self, epoch: int, place: Place, environ: dict[str, str], sys_path: list[str], cwd: str) -> None:
