@@ -14,6 +14,7 @@ from paceline.cli.drawing import (
     clean_json,
     clean_lines,
     cut,
+    left_out,
     number,
     paint,
     size_of,
@@ -76,6 +77,8 @@ def test_table_in_a_pipe_has_everything():
 def test_what_says_little_goes_first():
     assert table(COLUMNS, [ROW], 76)[0].split() == ["name", "state", "metric", "curve"]
     assert table(COLUMNS, [ROW], 52)[0].split() == ["name", "state", "metric"]
+    assert left_out(COLUMNS, [ROW], 52) == ["curve", "tags"]
+    assert left_out(COLUMNS, [ROW], None) == []
 
 
 def test_empty_columns_are_left_out():

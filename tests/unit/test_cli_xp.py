@@ -230,8 +230,9 @@ def test_compare_keeps_the_columns_by_which_most_runs_differ(root, monkeypatch):
             folder.write_request({"config": {"cfg": once, "optimizers": {"adam": {"lr": lr}}}, "num_workers": 1})
             folder.set_state("SUCCEEDED")
     monkeypatch.setattr("paceline.cli.drawing.width", lambda: 60)
-    lines = xp("compare", "swept/*").stdout.splitlines()
-    assert lines[0].split() == ["run", "state", "steps", "a_setting_0", "lr"]
+    told = xp("compare", "swept/*")
+    assert told.stdout.splitlines()[0].split() == ["run", "state", "steps", "a_setting_0", "lr"]
+    assert "No room for a_setting_1, a_setting_2, a_setting_3:" in told.stderr
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,7 @@ def test_durations_are_not_negative(name, value):
     [
         ({}, {}, False),
         ({"RAY_ADDRESS": "auto"}, {}, True),
+        ({"RAY_ADDRESS": "http://head:8265"}, {}, False),
         ({}, {"ray": SimpleNamespace(is_initialized=lambda: True)}, True),
         ({}, {"ray": SimpleNamespace(is_initialized=lambda: False)}, False),
     ],

@@ -112,14 +112,26 @@ def table(
     is_on: bool = False,
 ) -> list[str]:
     """Lines of at most `most` columns; None: as wide as it is. Cells are clean text already."""
-    shown = [place for place, _ in enumerate(columns) if any(row[place] for row in rows) or columns[place].rank == 0]
-    widths = {place: max(cells(text) for text in [columns[place].title, *(r[place] for r in rows)]) for place in shown}
+    widths = _widths(columns, rows)
     if most is not None:
         widths = _fit(columns, widths, most)
     lines = [paint(_line([c.title for c in columns], columns, widths), "bold", is_on)]
     for row in rows:
         lines.append(_line(row, columns, widths, colours or {}, is_on))
     return lines
+
+
+def left_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], most: int | None) -> list[str]:
+    """The titles of what `table` has no room for."""
+    widths = _widths(columns, rows)
+    shown = widths if most is None else _fit(columns, dict(widths), most)
+    return [columns[place].title for place in widths if place not in shown]
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> dict[int, int]:
+    """Of what has something to show, by its place."""
+    shown = [place for place, _ in enumerate(columns) if any(row[place] for row in rows) or columns[place].rank == 0]
+    return {place: max(cells(text) for text in [columns[place].title, *(r[place] for r in rows)]) for place in shown}
 
 
 def _fit(columns: Sequence[Column], widths: dict[int, int], most: int) -> dict[int, int]:

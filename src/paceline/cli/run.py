@@ -51,7 +51,11 @@ def run(
     ] = 3,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="local|ray", show_default=False, help="Default: Ray if RAY_ADDRESS is set, else local."),
+        typer.Option(
+            metavar="local|ray",
+            show_default=False,
+            help="Default: Ray if RAY_ADDRESS is HOST:PORT or auto, else local.",
+        ),
     ] = None,
     logdir: Annotated[
         str | None,

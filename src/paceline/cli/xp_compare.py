@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.asking import Json, Store, add_verb, complete_runs, give, give_json
+from paceline.cli.asking import Json, Store, add_verb, complete_runs, give, give_json, say
 
 _COMPARE = """Compare runs in a table: configs and metrics.
 
@@ -69,6 +69,8 @@ def compare(
         for row in rows
     ]
     give(drawing.table(columns, cells, drawing.width(), {1: drawing.STATE_COLOURS}, drawing.is_coloured()))
+    if missing := drawing.left_out(columns, cells, drawing.width()):
+        say(f"No room for {', '.join(missing)}: a wider terminal, | cat and --json have all.")
 
 
 def num_apart(values: Sequence[Any]) -> int:

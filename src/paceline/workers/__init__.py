@@ -40,6 +40,12 @@ def resolve_engine(engine: "str | Engine | None", *, max_workers: float) -> Engi
 
 
 def ray_is_in_use(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
-    """Whether this process is connected to a Ray cluster, or its environment names one."""
-    ray = modules.get("ray")
-    return bool(environ.get("RAY_ADDRESS")) or (ray is not None and bool(ray.is_initialized()))
+    """Whether this process is connected to a Ray cluster, or its environment names one on which it can have workers."""
+    address, ray = environ.get("RAY_ADDRESS", ""), modules.get("ray")
+    is_named = bool(address) and not takes_jobs_only(address)
+    return is_named or (ray is not None and bool(ray.is_initialized()))
+
+
+def takes_jobs_only(address: str) -> bool:
+    """Whether it is that of a cluster's job server, as `train launch` takes it: no workers can be had from there."""
+    return address.startswith(("http://", "https://"))

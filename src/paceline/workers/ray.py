@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
-from paceline.workers import outcome
+from paceline.workers import outcome, takes_jobs_only
 from paceline.workers.base import (
     DIRECT,
     Asked,
@@ -339,7 +339,7 @@ def connect() -> None:
     if ray.is_initialized():
         return
     address = os.environ.get("RAY_ADDRESS", "")
-    if address.startswith(("http://", "https://")):  # Ray's own words know nothing of our ways out
+    if takes_jobs_only(address):  # Ray's own words know nothing of our ways out
         raise ResourcesError(
             f"RAY_ADDRESS is {address}: jobs are sent there, but workers cannot be started from here. To train on that "
             "cluster, send a job: paceline train launch (--resume goes on with a run); or, on one of its machines, set "
