@@ -14,7 +14,7 @@ class Questions:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, queue.SimpleQueue[Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask too
 
     def ask(self, send: Callable[[int], None], timeout_s: float | None = None) -> Any:
         """Send the question with its number and wait; an exception as the answer is raised, TimeoutError if there is

@@ -23,6 +23,7 @@ import time
 from collections import deque
 from typing import Any, NoReturn
 
+from paceline.errors import TrainerStateError
 from paceline.frameworks import generators
 from paceline.workers import parcel
 from paceline.workers.base import DIRECT, Place
@@ -38,6 +39,10 @@ from paceline.workers.questions import Questions, answered
 from paceline.workers.sigterm import on_sigterm
 
 _PR_SET_PDEATHSIG = 1
+_ASKED_AMIDST = (
+    "A signal handler has asked the driver something, as load_checkpoint() does, in the midst of a message of the code "
+    "that it has interrupted: it would wait for ever. Let it set a flag, and ask in the loop."
+)
 
 
 def worker_main(nursery_pid: int, commands: socket.socket, answers: int, messages: int, reports: int) -> None:
@@ -86,7 +91,8 @@ class ProcessWire:
         self._num_reports = self._num_told = 0
         """How many were made; and how many had been, when the driver was last told of any. No flag that is set and
         cleared: a report may be made while a message is sent."""
-        self._send_lock = threading.Lock()
+        self._send_lock, self._is_sending = threading.RLock(), False
+        self._postponed: deque[tuple[str, Any]] = deque()
 
     def report(self, packed: bytes) -> None:
         if self._is_writing:  # we are in a signal handler: whom it has interrupted writes this too
@@ -104,10 +110,21 @@ class ProcessWire:
     def send(self, kind: str, value: Any) -> None:
         """With it goes whether the pipe has reports that were made before."""
         with self._send_lock:
-            num_reports = self._num_reports
-            packed = parcel.quick_dumps((kind, value, self._num_told < num_reports))
-            self._num_told = num_reports
-            write_frame(self._message_fd, packed)
+            if self._is_sending:  # we are in a signal handler: whom it has interrupted sends this too
+                if kind == "asked":
+                    raise TrainerStateError(_ASKED_AMIDST)
+                self._postponed.append((kind, value))
+                return
+            self._is_sending = True
+            try:
+                num_reports = self._num_reports
+                packed = parcel.quick_dumps((kind, value, self._num_told < num_reports))
+                self._num_told = num_reports
+                write_frame(self._message_fd, packed)
+            finally:
+                self._is_sending = False
+            while self._postponed:
+                self.send(*self._postponed.popleft())
 
     def ask(self, topic: str, value: Any, timeout_s: float | None = None) -> Any:
         return self.questions.ask(lambda number: self.send("asked", (number, topic, value)), timeout_s)
