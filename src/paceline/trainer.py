@@ -221,6 +221,7 @@ class Trainer:
         trainer = cls(**{**request.trainer, "logdir": run.path.parent})
         try:
             trainer._suit(request.dataset)
+            trainer.engine.connect()  # or the run stays what it is
             with Signals().watching() as signals:
                 folder = RunFolder.reopen(run.path)
                 return trainer._run_to_end(partial(trainer.drive, request, folder, listeners, signals))

@@ -7,6 +7,7 @@ import pytest
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, Trainer
 from paceline.errors import CheckpointDamagedError, CheckpointNotFoundError
+from paceline.workers.inline import InlineEngine
 
 
 def train():
@@ -61,6 +62,18 @@ def test_checkpoints_are_gone(failed_run, tmp_path, is_elsewhere):
     shutil.rmtree(root, ignore_errors=True)
     shutil.move(tmp_path / "moved", root)
     assert Trainer.resume(run_dir) == [1]
+
+
+def test_cluster_is_not_there(failed_run, monkeypatch):
+    def refuse(engine):
+        raise ConnectionError("nobody answers")
+
+    run_dir = failed_run()
+    status = (run_dir / "status.json").read_bytes()
+    monkeypatch.setattr(InlineEngine, "connect", refuse)
+    with pytest.raises(ConnectionError, match="nobody answers"):
+        Trainer.resume(run_dir)
+    assert (run_dir / "status.json").read_bytes() == status, "nothing has happened"
 
 
 def test_checkpoints_were_in_memory(failed_run):

@@ -126,6 +126,9 @@ class ScriptedEngine:
     def warm(self, preload: Preload) -> None:
         pass
 
+    def connect(self) -> None:
+        pass
+
     def group(self, size: Size, resources: Resources, preload: Preload) -> "ScriptedGroup":
         self.groups.append(ScriptedGroup(self._attempts, self._size or size.min))
         return self.groups[-1]

@@ -150,9 +150,10 @@ DIRECT = 0
 """The number of a question that was asked by `DirectWire.ask_directly`."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Asked:
-    """A worker waits for `WorkerGroup.answer` to this question."""
+    """A worker waits for `WorkerGroup.answer` to this question. There may be one for every step of a rank: one that is
+    frozen takes three times as long to make."""
 
     rank: int
     number: int
@@ -295,6 +296,9 @@ class Engine(Protocol):
 
     def warm(self, preload: Preload) -> None:
         """Begin, in the background, whatever makes the first group start sooner."""
+
+    def connect(self) -> None:
+        """Raise what keeps every group from starting, such as a cluster that is not there. A group does it too."""
 
     def group(self, size: Size, resources: Resources, preload: Preload) -> WorkerGroup:
         """A group that is not started yet."""

@@ -45,6 +45,9 @@ class InlineEngine:
     def warm(self, preload: Preload) -> None:
         pass
 
+    def connect(self) -> None:
+        pass
+
     def group(self, size: Size, resources: Resources, preload: Preload) -> "InlineGroup":
         return InlineGroup(resources)
 

@@ -68,6 +68,9 @@ class LocalEngine:
     def warm(self, preload: Preload) -> None:
         shared_nursery(self._all_of(preload))
 
+    def connect(self) -> None:
+        pass
+
     def group(self, size: Size, resources: Resources, preload: Preload) -> "LocalGroup":
         return LocalGroup(size, resources, self._all_of(preload), partial(self.num_slots, resources))
 

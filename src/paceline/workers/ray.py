@@ -76,6 +76,9 @@ class RayEngine:
     def warm(self, preload: Preload) -> None:
         pass  # an actor takes resources: none is started before it is needed
 
+    def connect(self) -> None:
+        connect()
+
     def group(self, size: Size, resources: Resources, preload: Preload) -> "RayGroup":
         return RayGroup(self, size, resources, preload)
 
