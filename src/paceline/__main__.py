@@ -3,4 +3,4 @@
 from paceline.cli import main
 
 if __name__ == "__main__":
-    main()
+    main("paceline")

@@ -137,10 +137,14 @@ def test_names_are_completed_by_bash(tmp_path, environ):
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nfrom paceline.cli import main\nmain()\n")
     program.chmod(0o755)
+    command = [sys.executable, "-m", "paceline", "--show-completion", "bash"]
+    shown = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    assert "complete -o default -F _paceline_completion paceline" in shown, "and not one of python"
     typed = (
         'source <(_MLX_COMPLETE=source_bash mlx); tab() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1));'
         ' _mlx_completion mlx; echo "${COMPREPLY[@]}"; };'
-        ' complete -p mlx; tab mlx xp show dig; tab mlx xp logs digits ""; tab mlx xp ta'
+        ' complete -p mlx; tab mlx xp show dig; tab mlx xp logs digits ""; tab mlx xp ta;'
+        " tab mlx xp ls --state S"
     )
     path = f"{program.parent}{os.pathsep}{environ['PATH']}"
     done = subprocess.run(
@@ -150,6 +154,7 @@ def test_names_are_completed_by_bash(tmp_path, environ):
         ["digits", "digits/run_001", "digits/run_002"],
         ["latest", "run_001", "run_002"],
         ["tag"],
+        ["STOPPED", "SUCCEEDED"],
     ], done.stderr
 
 

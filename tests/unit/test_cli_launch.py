@@ -17,13 +17,15 @@ import paceline
 from paceline.cli.announcing import Announcement, find_announced
 from paceline.cli.app import build
 from paceline.cli.cluster_runs import ClusterRun, named
-from paceline.cli.launching import JOB_VARIABLE, Launch, follow, variables_for_job
+from paceline.cli.launching import Launch, follow, variables_for_job
 from paceline.cli.line_stream import LineStream
 from paceline.cli.parcel import files_to_send, pack
 from paceline.cli.ray_cluster import Job
 from paceline.errors import ConfigError, ResourcesError
 from paceline.experiment.new_project import make_project, template
 from paceline.launch.data_job import DataJob, find_job
+from paceline.runs import RunFolder
+from paceline.runs.environment import JOB_VARIABLE
 
 NOBODY = ["--address", "http://127.0.0.1:1"]
 STATES = ("PENDING", "RUNNING", "STOPPED", "FAILED")
@@ -202,6 +204,17 @@ def test_run_has_ended_when_its_folder_says_so(tmp_path, monkeypatch):
     assert state_of("of_another_machine", path) == "RUNNING"
 
 
+def test_run_of_a_job_that_is_gone_on_with_here_is_still_that_run(tmp_path, monkeypatch):
+    monkeypatch.setenv(JOB_VARIABLE, "paceline_1")
+    (folder := RunFolder.create(tmp_path / "digits")).record_environment()
+    folder.close()
+    monkeypatch.delenv(JOB_VARIABLE)
+    (again := RunFolder.reopen(folder.path)).record_environment()
+    again.close()
+    job = Job("paceline_1", "STOPPED", "", None, "")
+    assert ClusterRun(None, job, folder.path.name, str(folder.path)).is_here, "or it would be listed twice"
+
+
 def state_of(job, path):
     return ClusterRun(None, Job(job, "RUNNING", "", None, ""), path.name, str(path)).state
 
@@ -254,6 +267,15 @@ def test_connection_that_ends_before_the_job(capsys):
     with pytest.raises(ResourcesError, match=r"ended the connection, and the job is RUNNING.*digits/run_001, may well"):
         follow(cluster, "paceline_1", Launch("digits", [], {}), "http://head", as_json=False)
     assert capsys.readouterr().out == line
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1), ("STOPPED", 1)])
+def test_followed_job_ends_with_the_code_of_its_run(capsys, state, code):
+    job = Job("paceline_1", state, "", None, "")
+    line = "paceline: This is digits/run_001, in /x\n"
+    cluster = SimpleNamespace(url="http://head", follow=lambda id, tell: tell(line), job=lambda id: job)
+    assert follow(cluster, "paceline_1", Launch("digits", [], {}), "http://head", as_json=False) == code
+    assert capsys.readouterr().err.endswith(f"digits/run_001: {state}\n")
 
 
 def test_run_that_several_jobs_have_gone_on_with():

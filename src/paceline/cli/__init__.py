@@ -4,9 +4,10 @@ Nothing heavy is imported before a verb runs: `paceline --help` answers at once.
 """
 
 
-def main() -> None:
+def main(name: str | None = None) -> None:
+    """As the command of this name; by default that by which it was started."""
     import sys
 
     from paceline.cli.app import build
 
-    build(*sys.argv[1:2])()
+    build(*sys.argv[1:2])(prog_name=name)

@@ -33,6 +33,13 @@ def complete_runs(incomplete: str) -> list[str]:
     return [name for name in every if name.startswith(incomplete) and name.isprintable()][:200]
 
 
+def complete_states(incomplete: str) -> list[str]:
+    """For the shell: what `xp ls --state` takes."""
+    from paceline.runs.status import RunState
+
+    return [state for state in RunState if state.startswith(incomplete)]
+
+
 def complete_words(ctx: Any, incomplete: str) -> list[str]:
     """The same for NAME RUN: after a name, what its runs are called."""
     words = ctx.params.get("words") or []

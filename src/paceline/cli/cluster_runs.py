@@ -14,11 +14,10 @@ from typing import Any
 
 from paceline.cli.announcing import find_announced
 from paceline.cli.asking import Store, say
-from paceline.cli.launching import JOB_VARIABLE
 from paceline.cli.listing import Row
 from paceline.cli.ray_cluster import STOP_S, Cluster, Job
-from paceline.errors import ArgumentError, PacelineError, ResourcesError, RunDamagedError, RunNotFoundError
-from paceline.runs.durable import read_json
+from paceline.errors import ArgumentError, PacelineError, ResourcesError, RunNotFoundError
+from paceline.runs.environment import job_of
 from paceline.runs.index import Found
 from paceline.runs.load import load_run
 from paceline.runs.selection import select
@@ -47,7 +46,7 @@ class ClusterRun:
     @property
     def is_here(self) -> bool:
         """Whether that very folder is seen from here, not one that has the same path on another machine."""
-        return self.path is not None and _job_in(self.path) == self.job.id
+        return self.path is not None and job_of(self.path) == self.job.id
 
     @property
     def state(self) -> RunState:
@@ -65,20 +64,9 @@ class ClusterRun:
         return Row(found, Summary(), frozenset(), time.time(), job=job.id)
 
 
-def _job_in(path: str) -> str | None:
-    """The job that a run folder was made in."""
-    try:
-        told = read_json(os.path.join(path, "environment.json")) or {}
-    except RunDamagedError:
-        return None
-    variables = told.get("variables")
-    id = variables.get(JOB_VARIABLE) if isinstance(variables, dict) else None
-    return id if isinstance(id, str) else None
-
-
 def job_of_folder(found: Found, address: str | None) -> ClusterRun | None:
     """None if the run was not launched, or to another cluster."""
-    id = _job_in(found.path)
+    id = job_of(found.path)
     if id is None:
         return None
     cluster = Cluster(address)

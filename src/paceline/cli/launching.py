@@ -23,10 +23,9 @@ from paceline.cli.announcing import Announced, find_announced
 from paceline.cli.asking import FAILED, INTERRUPTED, OK, say
 from paceline.cli.ray_cluster import STOP_S, Cluster, Job, Submission
 from paceline.errors import ResourcesError
+from paceline.runs.environment import JOB_VARIABLE
 
 START_S = 120.0
-JOB_VARIABLE = "PACELINE_JOB"
-"""Tells a run folder the job that it was made in: environment.json has it."""
 
 _SYSTEM = ("/bin", "/usr/bin", "/usr/local/bin")
 _NUM_LAST_LINES = 20
@@ -153,6 +152,7 @@ def _where(address: str | None) -> str:
 
 def follow(cluster: Cluster, id: str, launch: Launch, address: str | None, as_json: bool) -> int:
     """Print what the job prints until it ends, and give the exit code of its run. Ctrl-C leaves it alone."""
+    from paceline.cli.cluster_runs import ClusterRun
     from paceline.cli.line_stream import LineStream
 
     stream = LineStream(sys.stderr if as_json else sys.stdout)
@@ -173,11 +173,12 @@ def follow(cluster: Cluster, id: str, launch: Launch, address: str | None, as_js
         raise ResourcesError(f"{error} What was followed, {run}, may well go on. {_commands(run, address)}") from error
     run = _named(launch, id, stream.beginning)
     announced = find_announced(stream.beginning)
+    path = None if announced is None else announced.path
+    state = ClusterRun(cluster, job, run.rpartition("/")[2], path).state
     if as_json:
-        path = None if announced is None else announced.path
-        print(json_text.dumps({"run": run, "job": id, "state": job.state, "path": path, "dashboard": cluster.url}))
-    say(f"{run}: {job.state}")
-    return OK if job.state == "SUCCEEDED" else FAILED
+        print(json_text.dumps({"run": run, "job": id, "state": state, "path": path, "dashboard": cluster.url}))
+    say(f"{run}: {state}")
+    return OK if state == "SUCCEEDED" else FAILED
 
 
 def _named(launch: Launch, id: str, text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.asking import Address, Json, Store, add_verb, give, give_json, say
+from paceline.cli.asking import Address, Json, Store, add_verb, complete_states, give, give_json, say
 
 _LS = """List runs, the newest first.
 
@@ -35,7 +35,10 @@ _LESS_IS_BETTER = ("loss", "err", "perplex", "ppl", "mae", "mse", "rmse", "nll",
 _WATCH_S = 2.0
 
 Name = Annotated[str | None, typer.Option("--name", metavar="GLOB", help="Names that match.", show_default=False)]
-State = Annotated[list[str] | None, typer.Option("--state", metavar="STATE", help="Repeatable.", show_default=False)]
+State = Annotated[
+    list[str] | None,
+    typer.Option("--state", metavar="STATE", help="Repeatable.", show_default=False, autocompletion=complete_states),
+]
 Tag = Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="With all these tags.", show_default=False)]
 Since = Annotated[str | None, typer.Option("--since", metavar="2d", help="Not older than that.", show_default=False)]
 Filter = Annotated[str | None, typer.Option("--filter", metavar="CONDITION", show_default=False, help="See above.")]

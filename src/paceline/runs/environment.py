@@ -14,9 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import RunDamagedError
 from paceline.json_text import encode_document
-from paceline.runs.durable import write_atomic
+from paceline.runs.durable import read_json, write_atomic
 from paceline.runs.repository import Repository, describe_repository
+
+JOB_VARIABLE = "PACELINE_JOB"
+"""In which a job that was launched finds its id."""
 
 RECORDED_VARIABLES = ("CUDA_", "OMP_", "NCCL_", "GLOO_", "TORCH_", "PACELINE_", "SGD_", "SLURM_JOB_ID")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -36,9 +40,20 @@ def environment() -> dict[str, Any]:
 def write_environment(run_dir: Path) -> None:
     """environment.json, and code.diff if the code differs from its commit. The first call takes a while."""
     record, (_, repository) = environment(), _record()
+    if (job := os.environ.get(JOB_VARIABLE) or job_of(run_dir)) is not None:
+        record["job"] = job
     if repository is not None and repository.diff:
         write_atomic(run_dir / "code.diff", repository.diff.encode(), durable=False)
     write_atomic(run_dir / "environment.json", encode_document(record), durable=False)
+
+
+def job_of(run_dir: Path | str) -> str | None:
+    """The last job on a cluster in which the run was driven; it may have been gone on with elsewhere since."""
+    try:
+        job = (read_json(os.path.join(run_dir, "environment.json")) or {}).get("job")
+    except RunDamagedError:
+        return None
+    return job if isinstance(job, str) else None
 
 
 @functools.cache
