@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/experiment"
 
 def test_new_project_runs_once(work_in, call, tmp_path):
     folder, results = tmp_path / "digits", tmp_path / "results"
-    words = ["train", "run", "num_epochs=1", "start_workers=1"]
+    words = ["train", "run", "num_epochs=1", "start_workers=0"]
     assert program("new", "digits", cwd=tmp_path)[0] == f"{folder}\n"  # as the seed of this command line has it
     shown, told = program(*words, "--json", cwd=folder, PACELINE_RESULTS=str(results))
     path = str(results / "digits/run_001")

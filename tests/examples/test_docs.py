@@ -67,8 +67,8 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-ON_A_CLUSTER = ROOT / "docs/tune.md"
-"""A page that connects to Ray as its reader has it. Others start what they need."""
+ON_A_CLUSTER = [ROOT / "docs/datasets.md", ROOT / "docs/tune.md"]
+"""Pages that connect to Ray as their readers have it. Others start what they need."""
 
 
 OF_THEIR_OWN = {"lightning", "ray"}
@@ -85,14 +85,15 @@ def reader_of(page, readers):
     return readers[known.pop()].run if len(known) == 1 and not names & OF_THEIR_OWN else run_alone
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page) and page != ON_A_CLUSTER], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page) and page not in ON_A_CLUSTER], ids=name_of)
 def test_page_runs_and_prints_what_it_shows(page, readers, tmp_path):
     check_output(page, reader_of(page, readers), tmp_path)
 
 
-def test_page_runs_on_a_cluster_and_prints_what_it_shows(ray_cluster, monkeypatch, tmp_path):
+@pytest.mark.parametrize("page", ON_A_CLUSTER, ids=name_of)
+def test_page_runs_on_a_cluster_and_prints_what_it_shows(page, ray_cluster, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
-    check_output(ON_A_CLUSTER, run_alone, tmp_path)
+    check_output(page, run_alone, tmp_path)
 
 
 def run_alone(script, cwd):

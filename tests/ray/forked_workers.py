@@ -51,14 +51,17 @@ def forked_workers(*modules):
 
 
 def main(arguments):
-    """As Ray's setup_worker.py, which has the workers with an environment of their own."""
+    """As Ray's setup_worker.py, which has the workers with more of an environment of their own than some variables."""
     context, command = _parsed(arguments)
-    if context:
+    variables = context.pop("env_vars", {})
+    is_ours = context.pop("py_executable", sys.executable) == sys.executable and not any(context.values())
+    if not is_ours or any(name.startswith(("LD_", "PYTHON")) for name in variables):
         import ray
 
         setup = os.path.join(os.path.dirname(ray.__file__), "_private/workers/setup_worker.py")
         os.execv(sys.executable, [sys.executable, setup, *arguments])
-    order = {"argv": command, "environ": dict(os.environ), "cwd": os.getcwd()}
+    environ = {**os.environ, **{name: os.path.expandvars(value) for name, value in variables.items()}}
+    order = {"argv": command, "environ": environ, "cwd": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as source:
         source.settimeout(_ANSWER_S)
         source.connect(os.environ[PLACE])
