@@ -27,6 +27,7 @@ MODULES = {
     "tune": "tuning",
     "trial": "trial_loop",
     "sgd": "sgd",
+    "sgd-overhead": "sgd_overhead",
     "runs": "list_runs",
     "data-numbers": "data_numbers",
     "data-images": "data_images",

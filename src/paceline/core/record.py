@@ -21,7 +21,7 @@ from paceline.errors import PacelineError, TrainerStateError, WorkerError
 from paceline.rank_session import Session, Task
 from paceline.recording.recorder import Recorder
 from paceline.runs import RunFolder, claim_root, resolve_logdir
-from paceline.session import current, ending_forks, open_session
+from paceline.session import EndingForks, current, open_session
 from paceline.workers.base import Raised, Wire
 from paceline.workers.outcome import message_of, text_of
 
@@ -116,7 +116,7 @@ def _hosted(recorder: Recorder, distributed: DistributedContext, hub: Any) -> It
         wire = HostWire(distributed.place, host, hub.address.host if hub is not None else "127.0.0.1")
         with _in_session(wire, task, signals, host) as session:
             try:
-                with ending_forks():
+                with EndingForks():
                     yield session
             except SystemExit as caught:
                 left_by = _if_success(caught)
@@ -151,7 +151,7 @@ def _joined(distributed: DistributedContext) -> Iterator[Session]:
     try:
         with _in_session(link.wire, task, signals, link) as session:
             try:
-                with ending_forks():
+                with EndingForks():
                     yield session
             except SystemExit as caught:
                 left_by = _if_success(caught)

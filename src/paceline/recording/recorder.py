@@ -52,7 +52,7 @@ class Recorder:
     ):
         self.request, self.folder, self.callbacks = request, folder, callbacks
         self.attempt = folder.first_attempt
-        self.on_step: Callable[[list[Report]], None] = lambda step: None
+        self.on_step: Callable[[list[Report]], None] | None = None
         """Called with each whole step, a copy, after the run folder and the callbacks have got it: the reports of all
         ranks that report, in rank order."""
         self.saved = Saved(request, checkpoint_root, is_resumed=self.attempt > 0)
@@ -171,7 +171,8 @@ class Recorder:
 
     def take_step(self, reports: list[Report]) -> None:
         """Of all ranks at once, in their order, from who knows them all: nothing is left to be paired."""
-        self._deliver([*reports])
+        self.folder.record_step(reports[0]["_training_iteration"], self.attempt, reports)
+        self._tell_step(reports)
 
     def end(self, rank: int) -> None:
         """The rank's function has returned."""
@@ -310,7 +311,12 @@ class Recorder:
         self._record(step)
         if step[0] is None:  # late: the others' were told long ago
             return
-        reports = [report for report in step if report is not None]
+        self._tell_step([report for report in step if report is not None])
+
+    def _tell_step(self, reports: list[Report]) -> None:
+        if self.on_step is None:
+            self.callbacks.handle_result(reports)
+            return
         copy = [dict(report) for report in reports]  # callbacks may do with theirs as they like
         self.callbacks.handle_result(reports)
         self.on_step(copy)

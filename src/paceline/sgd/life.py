@@ -22,6 +22,7 @@ class Life:
         self._team = team
         self._is_over = False
         self._one_thread, self._owner_pid = threading.RLock(), os.getpid()
+        self._turn, self._failing = _Turn(self._one_thread, self._check), _Failing(self)
 
     def begin(self) -> "_Failing":
         """Around the start of the workers: they are this process's."""
@@ -33,10 +34,10 @@ class Life:
         """Around every call. Within one, the same thread may make another: a callback that saves a checkpoint, say. But
         not while the workers are being asked something, as from the handler of a signal: their answers would be
         confused."""
-        return _Turn(self._one_thread, self._check)
+        return self._turn
 
     def failing(self) -> "_Failing":
-        return _Failing(self)
+        return self._failing
 
     def staying(self, act: Callable[[], R]) -> R:
         """What a function of the user's raises is no end of the run, as long as all workers are there for the next."""

@@ -91,6 +91,8 @@ class Link:
         self._asked: Collection[int] = ()
         """Whose replies are waited for. After a loss, another may come to rest while one that is left is asked."""
         self._replies: dict[int, Reply] = {}
+        self._has_failed = False
+        """Whether one of them is an error."""
         self._lost: dict[int, str] = {}
         self._told: set[int] = set()
         """Which of these were told of."""
@@ -103,9 +105,9 @@ class Link:
         group = self.crew.get_ready()
         self.num_workers = self.crew.world_size
         task, logs = task_of(group.infos)
-        self._questions, self._replies, self._lost, self._told, self.is_torn = {}, {}, {}, set(), False
+        self._questions, self._lost, self._told, self.is_torn = {}, {}, set(), False
+        self._expect(range(self.num_workers))
         call, begin = Call(serve, (task, spec), label="the model_creator"), self._clock()
-        self._asked = range(self.num_workers)
         group.submit(dict.fromkeys(self._asked, call), logs)
         layouts = self._values(group, self._asked)
         self._making_s = max(self._making_s, self._clock() - begin)
@@ -149,7 +151,7 @@ class Link:
     def _answered(self, commands: Mapping[int, Command]) -> list[Any]:
         group = self.crew.group
         assert group is not None, "ask before open"
-        self._replies, self._asked = {}, frozenset(commands)
+        self._expect(commands)
         for rank in commands:
             if rank not in self._questions:  # it was lost since it has answered
                 self._settle()
@@ -161,6 +163,10 @@ class Link:
             is_owed = not isinstance(error, LostError) and not self._questions.keys() >= commands.keys()
             self.is_torn = self.is_torn or is_owed
             raise
+
+    def _expect(self, ranks: Collection[int]) -> None:
+        """Replies of these, and of nobody else."""
+        self._replies, self._has_failed, self._asked = {}, False, ranks
 
     def prepare(self) -> None:
         """Have the workers of the next `open`, while those that are left come to rest. If that fails, it is tried again
@@ -204,7 +210,8 @@ class Link:
     def _values(self, group: WorkerGroup, ranks: Collection[int]) -> list[Any]:
         """Of those that were asked, in their order."""
         self._await(group, ranks)
-        if failed := self._failed():
+        if self._has_failed:
+            failed = self._failed()
             own = [error for error in failed if not self._backend.is_broken_collective(error)]
             raise as_exception((own or failed)[0], failed)
         return [self._unpacked(rank, self._replies[rank]) for rank in ranks]
@@ -223,7 +230,7 @@ class Link:
         while len(self._replies) < len(ranks):
             group.poll(POLL_S, self._take)
             self._raise_if_lost()
-            if any(kind == FAILED for kind, _ in self._replies.values()):
+            if self._has_failed:
                 self._await_rest(group, ranks)
                 return
             if deadline is not None and self._clock() > deadline:
@@ -313,6 +320,7 @@ class Link:
     def _reply(self, rank: int, reply: Reply) -> None:
         if rank in self._asked:
             self._replies[rank] = reply
+            self._has_failed = self._has_failed or reply[0] == FAILED
 
 
 class _Within:

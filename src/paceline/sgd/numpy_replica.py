@@ -20,6 +20,7 @@ class NumpyReplica(OwnState):
         self.slots: Sequence[Slot] = [
             Slot(name, array.shape, _travels_as(array)) for name, array in self._arrays().items()
         ]
+        self._names = {slot.name for slot in self.slots}
 
     @classmethod
     def takes(cls, model: Any) -> bool:
@@ -28,8 +29,7 @@ class NumpyReplica(OwnState):
     def compute(self) -> Computed:
         loss, gradients, metrics = loss_and_grad_of(self.model)
         found = named(gradients)
-        unknown = found.keys() - {slot.name for slot in self.slots}
-        if unknown:
+        if unknown := found.keys() - self._names:
             weights = ", ".join(slot.name for slot in self.slots)
             raise ArgumentError(
                 f"loss_and_grad() has gradients of what is no weight: {', '.join(sorted(unknown))}; the weights are "
@@ -92,7 +92,7 @@ class NumpyReplica(OwnState):
 
 def named(values: Any) -> dict[str, Any]:
     """A list by its numbers."""
-    if isinstance(values, Mapping):
+    if type(values) is dict or isinstance(values, Mapping):  # nearly always the former, which is found out sooner
         return {str(name): value for name, value in values.items()}
     return {str(number): value for number, value in enumerate(values)}
 

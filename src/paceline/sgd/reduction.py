@@ -53,6 +53,8 @@ def gradients_in(layout: Layout, buffer: Array, used: Used) -> list[Array | None
 
 def combined(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of all replicas: numbers as their mean, without those that are not a number; anything else is the first's."""
+    if not any(metrics):
+        return {}
     names = dict.fromkeys(name for one in metrics for name in one)
     return {name: _combined([one[name] for one in metrics if name in one]) for name in names}
 

@@ -99,6 +99,8 @@ class OwnPosition:
     def _metrics(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What the model tells of the batch it has just computed, and has told with its loss, as plain values."""
         get = getattr(self.model, "get_metrics", None)
+        if get is None and not more:
+            return {}
         told = (get() or {}) if get is not None else {}
         for given, source in ((told, "get_metrics()"), (more or {}, "loss_and_grad(), as its third value,")):
             if not isinstance(given, Mapping):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.rank_session import Task
-from paceline.session import ending_forks, open_session
+from paceline.session import EndingForks, open_session
 from paceline.sgd.side import Contribution, Side, Spec
 from paceline.workers import parcel
 from paceline.workers.base import DirectWire, Wire
@@ -68,7 +68,7 @@ def _tried(fn: Callable[..., Reply], *args: Any) -> Reply:
     """What the driver has to know in any case. No BaseException of an engine's, which ends this call. A process that a
     model forks ends here: it would ask for commands in our name."""
     try:
-        with ending_forks():
+        with EndingForks():
             return fn(*args)
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("paceline.workers."):

@@ -8,9 +8,8 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +23,8 @@ from paceline.sgd.replica import Computed, Replica, replica_of
 from paceline.workers import parcel
 from paceline.workers.base import Place
 from paceline.workers.proc_files import Address
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,13 @@ class Side:
 
     def _made(self, device: int) -> Replica:
         given = (self.rank, device)[: num_parameters(self.spec.model_creator)]
-        with self._on_device(device):
-            return replica_of(self.spec.model_creator(*given))
+        return self._on_device(device, lambda: replica_of(self.spec.model_creator(*given)))
 
-    def _on_device(self, device: int) -> AbstractContextManager[Any]:
+    def _on_device(self, device: int, act: Callable[..., R], *args: Any) -> R:
         if not self.spec.use_gpu or "torch" not in sys.modules:  # other frameworks have ways of their own
-            return nullcontext()
-        context: AbstractContextManager[Any] = registry.find("sgd_device", "torch")(self._first_device + device)
-        return context
+            return act(*args)
+        with registry.find("sgd_device", "torch")(self._first_device + device):
+            return act(*args)
 
     @property
     def needs_engine(self) -> bool:
@@ -194,11 +194,7 @@ class Side:
         return self._group
 
     def compute_all(self) -> list[Computed]:
-        computed = []
-        for device, replica in enumerate(self.replicas):
-            with self._on_device(device):
-                computed.append(replica.compute())
-        return computed
+        return [self._on_device(device, replica.compute) for device, replica in enumerate(self.replicas)]
 
     def sum_into(self, computed: Sequence[Computed], views: Sequence[Array]) -> Used:
         gradients = [one.gradients for one in computed]
@@ -207,8 +203,7 @@ class Side:
 
     def apply_gradients(self, gradients: Gradients) -> None:
         for device, replica in enumerate(self.replicas):
-            with self._on_device(device):
-                replica.apply(gradients)
+            self._on_device(device, replica.apply, gradients)
         self.step_number += 1
 
     def skip(self) -> Any:
@@ -216,16 +211,25 @@ class Side:
         self.compute_all()
         return self.position()
 
-    def told(self, computed: Sequence[Computed], compute_s: float, **more: Any) -> Contribution:
+    def told(
+        self,
+        computed: Sequence[Computed],
+        compute_s: float,
+        used: Used = None,
+        gradients: Any = None,
+        reduce_s: float = 0.0,
+        apply_s: float = 0.0,
+    ) -> Contribution:
         losses, metrics = [one.loss for one in computed], [one.metrics for one in computed]
-        return Contribution(losses, metrics, compute_s, position=self.position(), rank=self.rank, **more)
+        position = self.position()
+        return Contribution(losses, metrics, compute_s, used, gradients, position, self.rank, reduce_s, apply_s)
 
     def position(self) -> Any:
         """Where the replicas are in data of their own, and the worker in that of the run. None if nobody says."""
         replicas = [replica.position() for replica in self.replicas]
         session = current()
         data = session.keepers_state() if session is not None else {}
-        return (replicas, data) if data or any(one is not None for one in replicas) else None
+        return (replicas, data) if data or replicas.count(None) < len(replicas) else None
 
     # --- what is the same in all replicas -----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from paceline.sgd.reduction import mean_into, union
 from paceline.sgd.side import Contribution, Spec
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Made:
     """A step that all workers have made."""
 
@@ -136,13 +136,14 @@ def parts_of(values: Sequence[Any]) -> list[Contribution]:
 
 def _timings(parts: Sequence[Contribution], whole: float) -> dict[str, Any]:
     """Of a step that the workers make by themselves: as they tell it."""
-    applied = max((part.apply_s for part in parts), default=0.0)  # nobody may have lived to tell of it
-    reduced = max((part.reduce_s for part in parts), default=0.0)
+    by_worker = [part.apply_s for part in parts]
+    applied = max(by_worker, default=0.0)  # nobody may have lived to tell of it
+    reduced = max([part.reduce_s for part in parts], default=0.0)
     return {
         "compute_grads_by_worker": [part.compute_s for part in parts],
         "compute_grads": max(0.0, whole - reduced - applied),
         "grad_reduce": reduced,
-        "apply_grads_by_worker": [part.apply_s for part in parts],
+        "apply_grads_by_worker": by_worker,
         "apply_grads": applied,
         "step": whole,
     }

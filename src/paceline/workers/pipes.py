@@ -6,7 +6,7 @@ import select
 import time
 from contextlib import ExitStack, suppress
 
-AWAKE_S = 0.0002
+AWAKE_S = 0.0005
 """How long who waits for an answer stays awake: as long as a driver takes that has little to do before the next one."""
 
 
