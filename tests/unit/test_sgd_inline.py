@@ -58,6 +58,35 @@ def test_each_of_two_has_its_own_data_and_position():
             assert sgd.for_model(lambda model: model.seen) == [following]
 
 
+class Walker(NumpyModel):
+    """Where it is, is an array."""
+
+    learning_rate = 0.1
+
+    def __init__(self):
+        self.weights, self.place = {"w": np.zeros(1)}, np.zeros(2)
+
+    def loss_and_grad(self):
+        self.place = self.place + [1, 2]
+        return 0.0, {"w": np.zeros(1)}
+
+    def get_position(self):
+        return self.place
+
+    def set_position(self, position):
+        self.place = position
+
+
+def test_position_may_be_an_array():
+    with DistributedSGD(Walker, num_workers=0, use_cpus=True, verbose=False) as sgd:
+        sgd.step()
+        state = sgd.state_dict()
+    with DistributedSGD(Walker, num_workers=0, use_cpus=True, verbose=False) as sgd:
+        sgd.load_state_dict(state)
+        sgd.step()
+        assert sgd.for_model(lambda model: model.place.tolist()) == [2, 4]
+
+
 def test_metric_that_is_called_loss_is_not_the_loss(tmp_path):
     """What `step` returns is what the curve has, and what ranks checkpoints."""
 

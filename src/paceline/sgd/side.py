@@ -229,7 +229,7 @@ class Side:
         replicas = [replica.position() for replica in self.replicas]
         session = current()
         data = session.keepers_state() if session is not None else {}
-        return (replicas, data) if data or replicas.count(None) < len(replicas) else None
+        return (replicas, data) if data or any(one is not None for one in replicas) else None
 
     # --- what is the same in all replicas -----------------------------------------------------------------------------
 
