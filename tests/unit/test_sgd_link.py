@@ -4,6 +4,7 @@ long; and what a worker keeps whose call is ended."""
 import math
 import os
 import signal
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,6 +80,14 @@ def test_who_is_in_the_middle_of_a_step_when_another_dies_comes_to_its_end(usual
     link.ask("compute")
     found = lost(workers, link, busy_s)
     assert (found.idle, found.values, found.reason) == ((0,), [0], "rank 1 was killed")
+
+
+def test_what_a_command_has_carried_is_not_kept():
+    link, state = linked(Workers()), np.zeros(3)
+    kept = weakref.ref(state)
+    link.ask("load", state)
+    del state
+    assert kept() is None, "it may be as large as the model"
 
 
 def test_those_that_are_left_are_told_before_they_are_waited_for():

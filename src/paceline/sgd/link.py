@@ -151,7 +151,7 @@ class Link:
     def _answered(self, commands: Mapping[int, Command]) -> list[Any]:
         group = self.crew.group
         assert group is not None, "ask before open"
-        self._expect(commands)
+        self._expect(frozenset(commands))  # not the commands: a state or a mean would be kept until the next one
         for rank in commands:
             if rank not in self._questions:  # it was lost since it has answered
                 self._settle()
