@@ -278,6 +278,20 @@ def test_followed_job_ends_with_the_code_of_its_run(capsys, state, code):
     assert capsys.readouterr().err.endswith(f"digits/run_001: {state}\n")
 
 
+def test_followed_run_was_stopped_and_its_job_has_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(JOB_VARIABLE, "paceline_1")
+    with RunFolder.create(tmp_path / "digits") as folder:
+        folder.record_environment()
+        folder.set_state("STOPPED")
+    line = f"paceline: This is digits/run_001, in {folder.path}\n"
+    job = Job("paceline_1", "FAILED", "", None, "")
+    cluster = SimpleNamespace(url="http://head", follow=lambda id, tell: tell(line), job=lambda id: job)
+    assert follow(cluster, "paceline_1", Launch("digits", [], {}), "http://head", as_json=True) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["state"] == "STOPPED"
+    assert told.err.endswith("digits/run_001: STOPPED\n")
+
+
 def test_run_that_several_jobs_have_gone_on_with():
     jobs = [Job(f"paceline_{n}", state, "", None, "", about={"name": "digits"}) for n, state in enumerate(STATES)]
     texts = {job.id: "paceline: This is digits/run_001, in /r/digits/run_001\n" for job in jobs[1:]}

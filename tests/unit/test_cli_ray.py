@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.app import build
 from paceline.cli.ray_cluster import _why
+from paceline.runs import RunFolder
 
 JOB = {
     "type": "SUBMISSION",
@@ -138,6 +139,18 @@ def test_folders_come_first_where_only_the_variable_names_a_cluster(serve, tmp_p
     listed = call("xp", "ls", "-q")
     assert listed.stdout == "digits/run_001\n"
     assert "no Ray cluster at http://127.0.0.1:1" in listed.stderr
+
+
+def test_stop_of_a_run_that_another_machine_has_gone_on_with(serve, tmp_path, monkeypatch):
+    """The job in which it began has ended; the run has not."""
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", serve(200, [{**LAUNCHED, "status": "STOPPED"}]))
+    with RunFolder.create(tmp_path / "digits") as folder:
+        folder.set_state("RUNNING")
+    (folder.path / "environment.json").write_text('{"job": "paceline_1234"}')
+    status = json.loads((folder.path / "status.json").read_text())
+    (folder.path / "status.json").write_text(json.dumps({**status, "host": "elsewhere"}))
+    assert "on elsewhere, which cannot be seen from here" in call("xp", "stop", "digits", code=2).stderr
 
 
 def test_no_cluster_is_asked_unless_one_is_named(tmp_path, monkeypatch):

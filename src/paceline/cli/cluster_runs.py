@@ -65,13 +65,16 @@ class ClusterRun:
 
 
 def job_of_folder(found: Found, address: str | None) -> ClusterRun | None:
-    """None if the run was not launched, or to another cluster."""
+    """The one that may drive it. None if the run was not launched, or to another cluster, or is gone on with elsewhere
+    since that job has ended."""
     id = job_of(found.path)
     if id is None:
         return None
     cluster = Cluster(address)
     job = next((job for job in cluster.jobs() if job.id == id), None)
-    return None if job is None else ClusterRun(cluster, job, found.path.rpartition("/")[2], found.path)
+    if job is None or job.is_final:
+        return None
+    return ClusterRun(cluster, job, found.path.rpartition("/")[2], found.path)
 
 
 def named(cluster: Cluster, jobs: Sequence[Job]) -> list[ClusterRun]:
