@@ -115,8 +115,10 @@ def work(order, fds):
     os.environ.clear()
     os.environ.update(order["environ"])
     np.random.seed()
-    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:  # which torch reads when it is imported
-        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed()
+        if "OMP_NUM_THREADS" in os.environ:  # which torch reads when it is imported
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv[:], sys.path[0] = order["argv"], os.path.dirname(order["argv"][0])
     runpy.run_path(order["argv"][0], run_name="__main__")
 
