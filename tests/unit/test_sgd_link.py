@@ -17,7 +17,7 @@ from paceline.sgd.models import NumpyModel
 from paceline.sgd.serving import DONE, FAILED, SIDE, TOPIC, serve
 from paceline.sgd.side import Spec
 from paceline.testing import RecordingWire
-from paceline.workers.base import Asked, Died, Place
+from paceline.workers.base import Asked, Died, Place, Printed
 
 SPEC = Spec(lambda: None, 1, "simple", 2.0, 1000)
 
@@ -106,7 +106,8 @@ class CrewInName:
 
     def __init__(self, workers, may_start=True):
         self.group, self.world_size, self._may_start, self.did = workers, 2, may_start, []
-        self.output = SimpleNamespace(flush=lambda: None)
+        self.shown = []
+        self.output = SimpleNamespace(flush=lambda: None, take=lambda rank, text: self.shown.append((rank, text)))
 
     def get_ready(self):
         return self.group
@@ -116,8 +117,10 @@ class CrewInName:
         if not self._may_start:
             raise WorkerStartError("there is no memory")
 
-    def release(self):
+    def release(self, deliver):
         self.did.append("release")
+        for event in (Died(0, "was killed"), Printed(1, "no room left\n")):
+            deliver(event)
 
     def break_up(self, grace_s=0.0):
         self.did.append("break_up")
@@ -138,6 +141,7 @@ def test_next_workers_are_had_while_the_others_come_to_rest(may_start):
     assert third.did == ([] if may_start else ["ensure"]), "one at a time"
     link.give_up()
     assert first.did == ["release", "break_up"]
+    assert first.shown == [(1, "no room left\n")], "the last that they have printed may tell why"
     assert link.crew is (second if may_start else third)
 
 

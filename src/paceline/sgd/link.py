@@ -200,7 +200,7 @@ class Link:
         """End the workers at once, whatever they do. The next `open` has new ones."""
         self._questions = {}
         try:
-            self.crew.release()
+            self.crew.release(self._show)
             self.crew.output.flush()
         finally:
             if self._next_crew is not None:
@@ -309,6 +309,11 @@ class Link:
                 self.crew.learn_imports(files)
             case Sent(rank, kind, value):
                 self.on_sent(rank, kind, value)
+
+    def _show(self, event: Event) -> None:
+        """Of what workers had sent when they were ended: what they have printed, which may tell why."""
+        if isinstance(event, Printed):
+            self.crew.output.take(event.rank, event.text)
 
     def _take_question(self, question: Asked, rank: int, topic: str, value: Any) -> None:
         if topic == TOPIC:

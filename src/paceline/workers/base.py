@@ -1,6 +1,6 @@
 """The seam between the driver and its workers.
 
-The driver talks to a `WorkerGroup`; what happened in the workers comes back as the small frozen values below: the
+The driver talks to a `WorkerGroup`; what happened in the workers comes back as the small values below: the
 reports of a worker in their order, its messages in theirs, and each message after the reports that were made before
 it. (A report that was made after a message may come before it, by one `poll`.) Engines differ in where workers live,
 never in what these values mean.
