@@ -14,6 +14,7 @@ import paceline
 from paceline import BackendConfig, Trainer
 from paceline.cli.app import build
 from paceline.cli.xp_compare import short_endings
+from paceline.errors import ConfigError
 from paceline.runs import RunFolder, load_run
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -396,6 +397,19 @@ def test_resume_and_retry(root, tmp_path):
     assert "goes on" not in refused
     assert xp_json("retry", "heals", "1")["name"] == "heals/run_002"
     assert load_run(root / "heals" / "run_002").config == {"mended": str(tmp_path / "mended")}
+
+
+def misconfigured():
+    raise ConfigError("lr: expected a number")
+
+
+def test_error_of_ours_that_the_function_raises_is_the_end_of_the_run(root):
+    with Trainer(BackendConfig(), num_workers=0, logdir=root / "typo") as trainer, pytest.raises(ConfigError):
+        trainer.run(misconfigured)
+    for verb, name in (("resume", "typo/run_001"), ("retry", "typo/run_002")):
+        told = xp(verb, "typo/1", code=1).stderr
+        assert "lr: expected a number" in told
+        assert f"{name}: FAILED" in told
 
 
 class Reads:
