@@ -535,6 +535,20 @@ def test_export(root, tmp_path):
     assert "expected a name that ends in" in xp("export", "digits", "-o", "x.zip", code=2).stderr
 
 
+def test_export_to_what_is_no_file(root, tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "folder.tar").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("pipe.csv", "folder.tar"):
+        for force in ([], ["--force"]):
+            told = xp("export", "digits", "1", "-o", name, *force, code=2).stderr
+            assert f"{name} is a folder, or no regular file: name a file" in told
+    assert (tmp_path / "pipe.csv").is_fifo()
+    assert "file/m.csv cannot be written: Not a directory." in xp("export", "digits", "-o", "file/m.csv", code=2).stderr
+    assert "-o -: expected a name that ends in, or a --format" in xp("export", "digits", "-o", "-", code=2).stderr
+    assert "--format xlsx: expected" in xp("export", "digits", "--format", "xlsx", code=2).stderr
+
+
 # --- folders of others -----------------------------------------------------------------------------------------------
 
 
