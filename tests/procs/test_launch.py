@@ -279,3 +279,31 @@ def test_run_is_resumed_as_any_other(launch, tmp_path):
     run = paceline.load_run(tmp_path / "runs")
     assert run.status.state == "SUCCEEDED"
     assert run.metrics["done"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["train.py"], {}),
+        (["train"], {"is_module": True}),
+        (["sh", "train.sh"], {"no_python": True}),
+    ],
+    ids=["script", "module", "command"],
+)
+def test_run_is_resumed_from_another_folder_with_the_script_that_it_began_with(
+    launch, tmp_path, monkeypatch, words, options
+):
+    """There the same words name something else, or nothing."""
+    script = "import os, sys; open('lines', 'a').write('ours ') ; sys.exit(0 if os.path.exists('mended') else 1)"
+    files = {"train.py": script, "train.sh": "printf 'ours ' >> lines; test -e mended"}
+    code, _, _, run = launch(files, *words, num_workers=1, **options)
+    assert (code, run.status.state) == (1, "FAILED")
+    (tmp_path / "mended").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train.py").write_text("open('lines', 'a').write('theirs ')")
+    (elsewhere / "train.sh").write_text("printf 'theirs ' >> lines")
+    monkeypatch.chdir(elsewhere)
+    paceline.Trainer.resume(tmp_path / "runs")
+    assert not (elsewhere / "lines").exists()
+    assert (tmp_path / "lines").read_text() == "ours ours "

@@ -65,7 +65,7 @@ def test_rm(root):
     [
         ("../outside", 2, "leads out of the storage"),
         ("images/../../outside", 2, "leads out of the storage"),
-        ("/etc", 2, "leads out of the storage"),
+        ("/etc", 2, "is an absolute path: expected one below the root"),
         ("out/precious", 2, "is a link"),
         ("old/up/precious", 2, "is a link"),
         (".", 2, "is the storage itself"),
@@ -79,6 +79,23 @@ def test_rm_refuses(root, path, code, told, tmp_path):
     assert told in data("rm", path, "--yes", code=code).stderr
     assert (tmp_path / "outside" / "precious").read_text() == "mine"
     assert (root / "images" / "train" / "a.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("images/train", "images/train (3.0 KB, 1 file) for good?"),
+        ("images/b.bin", "images/b.bin (10 B) for good?"),
+        ("out", "out (a link; what it leads to stays) for good?"),
+    ],
+)
+def test_rm_asks_about_what_there_is(root, path, told):
+    assert told in data("rm", path, code=2).stderr
+
+
+@pytest.mark.parametrize("path", [".", "", "/etc"])
+def test_rm_does_not_ask_whether_to_do_what_it_refuses(root, path):
+    assert "for good?" not in data("rm", path, code=2).stderr
 
 
 @pytest.mark.parametrize("path", ["out", "old/up", "old"])

@@ -14,6 +14,7 @@ import paceline
 from paceline import BackendConfig, Trainer
 from paceline.cli.app import build
 from paceline.cli.xp_compare import short_endings
+from paceline.errors import ConfigError
 from paceline.runs import RunFolder, load_run
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -398,6 +399,19 @@ def test_resume_and_retry(root, tmp_path):
     assert load_run(root / "heals" / "run_002").config == {"mended": str(tmp_path / "mended")}
 
 
+def misconfigured():
+    raise ConfigError("lr: expected a number")
+
+
+def test_error_of_ours_that_the_function_raises_is_the_end_of_the_run(root):
+    with Trainer(BackendConfig(), num_workers=0, logdir=root / "typo") as trainer, pytest.raises(ConfigError):
+        trainer.run(misconfigured)
+    for verb, name in (("resume", "typo/run_001"), ("retry", "typo/run_002")):
+        told = xp(verb, "typo/1", code=1).stderr
+        assert "lr: expected a number" in told
+        assert f"{name}: FAILED" in told
+
+
 class Reads:
     """As an experiment that reads Ray Data: the folder does not have the dataset, and the function makes it again."""
 
@@ -519,6 +533,20 @@ def test_export(root, tmp_path):
     xp("export", "digits", "1", "-o", "m.json")
     assert json.loads((tmp_path / "m.json").read_text())[3]["loss"] == 0.0625
     assert "expected a name that ends in" in xp("export", "digits", "-o", "x.zip", code=2).stderr
+
+
+def test_export_to_what_is_no_file(root, tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "folder.tar").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("pipe.csv", "folder.tar"):
+        for force in ([], ["--force"]):
+            told = xp("export", "digits", "1", "-o", name, *force, code=2).stderr
+            assert f"{name} is a folder, or no regular file: name a file" in told
+    assert (tmp_path / "pipe.csv").is_fifo()
+    assert "file/m.csv cannot be written: Not a directory." in xp("export", "digits", "-o", "file/m.csv", code=2).stderr
+    assert "-o -: expected a name that ends in, or a --format" in xp("export", "digits", "-o", "-", code=2).stderr
+    assert "--format xlsx: expected" in xp("export", "digits", "--format", "xlsx", code=2).stderr
 
 
 # --- folders of others -----------------------------------------------------------------------------------------------

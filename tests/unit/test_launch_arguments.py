@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import os
 import sys
 import threading
 import zipfile
@@ -67,9 +68,10 @@ def test_size_that_nobody_has_given(monkeypatch):
 
 
 def test_program(script):
-    assert program_of([script, "--lr", "1"]) == Script(script, ("--lr", "1"), launcher_dir=sys.path[0])
+    ours = Script(script, ("--lr", "1"), launcher_dir=sys.path[0], folder=os.getcwd())
+    assert program_of([script, "--lr", "1"]) == ours
     assert program_of(["json.tool", "-h"], is_module=True).is_module
-    assert program_of(["sh", "-c", "true"], no_python=True) == Command(("sh", "-c", "true"))
+    assert program_of(["sh", "-c", "true"], no_python=True) == Command(("sh", "-c", "true"), os.getcwd())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_program_says_in_the_run_folder_what_it_is(script, tmp_path):
         "source": "print('hello')\n",
         "args": ["--epochs", "3", "--api-key", "***"],
     }
-    assert json.dumps(Command(("sh", "-c", "true")).describe_source())
+    assert json.dumps(Command(("sh", "-c", "true"), os.getcwd()).describe_source())
 
 
 def test_folder_and_archive_are_containers(tmp_path):
@@ -155,13 +157,13 @@ def test_script_that_is_no_python_fails_as_python_does(script, tmp_path, capsys)
 
 
 def test_seeds_form_names_the_interpreter(script, monkeypatch):
-    ours = Script(script, ("--lr", "1"), launcher_dir=sys.path[0])
+    ours = Script(script, ("--lr", "1"), launcher_dir=sys.path[0], folder=os.getcwd())
     assert torch_distributed.named_by([sys.executable, script, "--lr", "1"]) == ours
     assert torch_distributed.named_by([sys.executable, "-u", script, "--lr", "1"]) == ours
     assert torch_distributed.named_by([script, "--lr", "1"]) == ours
     assert torch_distributed.named_by([sys.executable, "-m", "json.tool"]).is_module
     assert torch_distributed.named_by([sys.executable, "-X", "dev", script]).words[1] == "-X"
-    assert torch_distributed.named_by(["sh", script]) == Command(("sh", script))
+    assert torch_distributed.named_by(["sh", script]) == Command(("sh", script), os.getcwd())
     with pytest.raises(ArgumentError, match="no script"):
         torch_distributed.named_by([sys.executable, "nowhere.py"])
 

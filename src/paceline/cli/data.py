@@ -60,11 +60,15 @@ def show(
     size = max(len(drawing.size_of(one.num_bytes)) for _, one in rows)
     for text, one in rows:
         number = drawing.size_of(one.num_bytes).rjust(size)
-        files = "" if one.kind != "folder" else f"  {one.num_files} files" if one.num_files != 1 else "  1 file"
+        files = "" if one.kind != "folder" else f"  {_files(one)}"
         name = text if most is None else drawing.cut(text, max(20, most - size - 2 - len(files)))
         give([f"{number}  {name}{files}"])
     if entry.num_unread:
         say(f"{entry.num_unread} folders could not be read, and do not count.")
+
+
+def _files(entry: "Entry") -> str:
+    return f"{entry.num_files} files" if entry.num_files != 1 else "1 file"
 
 
 def _rows(entry: "Entry", lead: str, below: str) -> Any:
@@ -88,11 +92,14 @@ def rm(
     json: Json = False,
 ) -> None:
     from paceline.cli.drawing import clean, size_of
-    from paceline.cli.storage_tree import measure, remove, storage_root
+    from paceline.cli.storage_tree import check_removable, measure, remove, storage_root
 
     top = storage_root(root)
+    check_removable(top, path)  # nobody is asked whether to do what will be refused
     entry = measure(top, path, 1)
-    what = f"{clean(os.path.join(top, path))} ({size_of(entry.num_bytes)}, {entry.num_files} files)"
+    size = size_of(entry.num_bytes)
+    told = {"folder": f"{size}, {_files(entry)}", "link": "a link; what it leads to stays"}.get(entry.kind, size)
+    what = f"{clean(os.path.join(top, path))} ({told})"
     if not confirm(f"Remove {what} for good?", yes):
         raise typer.Exit(2)
     remove(top, path)

@@ -105,6 +105,8 @@ def _opened(out: str, force: bool) -> Iterator[IO[bytes]]:
         sys.stdout.flush()
         return
     path = Path(out).expanduser()
+    if path.exists() and not path.is_file():  # a device or a pipe would be gone, and a file in its place
+        raise ArgumentError(f"{out} is a folder, or no regular file: name a file. -o - writes to stdout.")
     if path.exists() and not force:
         raise ArgumentError(f"{out} exists: name another file, or say --force.")
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -115,4 +117,5 @@ def _opened(out: str, force: bool) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise ArgumentError(f"{out} cannot be written: {error.strerror or error}.") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or the place is no folder
+            beside.unlink()

@@ -55,11 +55,16 @@ def measure(root: Path, path: str, depth: int) -> Entry:
         return _measured(fd, parts[-1], path, depth)
 
 
+def check_removable(root: Path, path: str) -> None:
+    """ArgumentError for the storage itself, and for what is not in it."""
+    if not _parts(path):
+        raise ArgumentError(f"{path!r} is the storage itself, {root}: expected a folder or a file in it.")
+
+
 def remove(root: Path, path: str) -> None:
     """Of a link, the link."""
+    check_removable(root, path)
     parts = _parts(path)
-    if not parts:
-        raise ArgumentError(f"{path!r} is the storage itself, {root}: expected a folder in it.")
     with _opened(root, parts[:-1]) as fd:
         try:
             found = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False)
@@ -75,7 +80,9 @@ def remove(root: Path, path: str) -> None:
 
 def _parts(path: str) -> list[str]:
     """Without `..`, which would be another folder behind a link, and relative: the root is named by its user alone."""
-    if os.path.isabs(path) or "\0" in path or ".." in path.split("/"):
+    if os.path.isabs(path):
+        raise ArgumentError(f"{path!r} is an absolute path: expected one below the root of the storage, as images/a.")
+    if "\0" in path or ".." in path.split("/"):
         raise ArgumentError(f"{path!r} leads out of the storage: expected a path below its root, without `..`.")
     return [part for part in path.split("/") if part not in ("", ".")]
 

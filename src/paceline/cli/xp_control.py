@@ -190,13 +190,13 @@ def _to_end(path: Any, work: Any, json: bool, path_of: Any = None) -> None:
     from paceline.errors import PacelineError, WorkerError
     from paceline.runs.load import load_run
 
-    is_interrupted = False
+    began, is_interrupted = time.time(), False
     try:
         work()
     except KeyboardInterrupt:
         is_interrupted = True
     except PacelineError as error:
-        if not isinstance(error, WorkerError):
+        if not isinstance(error, WorkerError) and not _has_ended(path if path is not None else path_of(), began):
             raise
         say(str(error))
     except Exception as error:
@@ -210,6 +210,15 @@ def _to_end(path: Any, work: Any, json: bool, path_of: Any = None) -> None:
         raise typer.Exit(INTERRUPTED)
     if status.state != "SUCCEEDED":
         raise typer.Exit(FAILED)
+
+
+def _has_ended(path: Any, began: float) -> bool:
+    """Whether a run has ended since then: an error of ours was then raised in it, by its function perhaps, and is no
+    refusal to begin."""
+    from paceline.runs.load import load_run
+
+    ended = None if path is None else load_run(path).status.ended
+    return ended is not None and ended >= began
 
 
 def _traceback(error: BaseException) -> list[str]:

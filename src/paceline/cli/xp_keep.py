@@ -223,9 +223,8 @@ def export(
     out = out or f"{name}.{kind or 'tar.gz'}"
     kind = kind or next((one for one in KINDS if out.endswith(f".{one}")), None)
     if kind not in KINDS:
-        raise ArgumentError(
-            f"-o {out} --format {kind}: expected a name that ends in, or a format of, {', '.join(KINDS)}."
-        )
+        given = f"-o {out}" if kind is None else f"--format {kind}"
+        raise ArgumentError(f"{given}: expected a name that ends in, or a --format of, {', '.join(KINDS)}.")
     num_left_out = write(found.run, kind, out, force)
     if num_left_out:
         say(f"{num_left_out} links and other things that are no files were left out.")

@@ -9,7 +9,7 @@ import threading
 import time
 
 from paceline.launch.exit_code import check_exit_code, is_stop_wanted, tell_restart_count
-from paceline.launch.program import Command
+from paceline.launch.program import Command, go_to
 
 LOOK_S = 0.2
 """How often to see whether the run is asked to end."""
@@ -22,6 +22,7 @@ _END_S = 5.0
 def run_as_child(command: Command) -> None:
     """The worker ends as the command does: with an error if its exit code is not 0, and by the same signal if it was
     killed. When the run is asked to end, the command gets SIGTERM."""
+    go_to(command.folder)
     tell_restart_count()
     libc = ctypes.CDLL(None)  # loaded here: between fork and exec, as little as possible is done
 

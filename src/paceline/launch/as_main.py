@@ -19,11 +19,12 @@ from paceline.errors import ScriptExitError
 from paceline.launch.ending import as_of_a_program
 from paceline.launch.exit_code import check_exit_code, tell_restart_count
 from paceline.launch.notice import passing_on_sigterm
-from paceline.launch.program import Script
+from paceline.launch.program import Script, go_to
 
 
 def run_as_main(script: Script) -> None:
     """An exit code other than 0 is a ScriptExitError, unless the run was asked to end."""
+    go_to(script.folder)
     _set_path(script)
     sys.argv[:] = [script.target, *script.args]
     main, code = _module(script.target) if script.is_module else _file(script)

@@ -59,14 +59,14 @@ def program_of(words: Sequence[str], *, is_module: bool = False, no_python: bool
     if no_python:
         if shutil.which(target) is None:
             raise ArgumentError(f"There is no command {target!r}, or it may not be executed.")
-        return Command(tuple(words))
+        return Command(tuple(words), os.getcwd())
     if is_module and not _can_be_found(target.partition(".")[0]):
         raise ArgumentError(f"There is no module {target!r}, neither in {os.getcwd()} nor installed.")
     if not is_module and not os.path.exists(target):
         hint = f" For a module, say -m {target}." if not target.endswith(".py") and "/" not in target else ""
         raise ArgumentError(f"There is no script {target!r} in {os.getcwd()}.{hint}")
     is_path_safe = bool(sys.flags.safe_path)
-    return Script(target, tuple(args), is_module, is_path_safe, None if is_path_safe else sys.path[0])
+    return Script(target, tuple(args), is_module, is_path_safe, None if is_path_safe else sys.path[0], os.getcwd())
 
 
 def _can_be_found(package: str) -> bool:

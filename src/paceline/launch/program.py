@@ -4,6 +4,7 @@ The worker's side is imported there: whoever only reads a command line does not 
 """
 
 import os
+import sys
 import zipimport
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Script:
     """`python TARGET ARGS` or `python -m TARGET ARGS`: a file, a folder or archive with a `__main__.py`, or the name of
-    a module. It is looked for in the worker's current directory, which is the driver's."""
+    a module. It is looked for in `folder`."""
 
     target: str
     args: tuple[str, ...] = ()
@@ -24,6 +25,9 @@ class Script:
     """Whether Python was told, by -P, to look for modules in no folder of the user's."""
     launcher_dir: str | None = None
     """What the launcher's own `sys.path` begins with, which is none of the script's."""
+    folder: str | None = None
+    """Where it was launched: who resumes or retries the run may be in another one, where the same words name something
+    else. None: the current directory."""
 
     @property
     def __name__(self) -> str:
@@ -45,7 +49,7 @@ class Script:
         run_as_main(self)
 
     def describe_source(self) -> dict[str, Any]:
-        file = None if self.is_module else os.path.abspath(self.target)
+        file = None if self.is_module else os.path.abspath(os.path.join(self.folder or "", self.target))
         return _described(self.__name__, "__main__", file, self.args)
 
 
@@ -54,6 +58,8 @@ class Command:
     """Any command, by its words."""
 
     words: tuple[str, ...]
+    folder: str | None = None
+    """As of a Script."""
 
     @property
     def __name__(self) -> str:
@@ -66,6 +72,18 @@ class Command:
 
     def describe_source(self) -> dict[str, Any]:
         return _described(self.__name__, None, None, self.words[1:])
+
+
+def go_to(folder: str | None) -> None:
+    """In a worker: where the program was launched. If that is not here, as on another machine or of a project that was
+    moved, it stays where it is, and says so."""
+    if folder is None or folder == os.getcwd():
+        return
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        told = f"The folder in which this was launched cannot be entered ({error.strerror}: {folder})."
+        print(f"{told} It runs in {os.getcwd()}.", file=sys.stderr, flush=True)
 
 
 def _described(name: str, module: str | None, file: str | None, args: Sequence[str]) -> dict[str, Any]:
