@@ -67,7 +67,7 @@ class Walker(NumpyModel):
         self.weights, self.place = {"w": np.zeros(1)}, np.zeros(2)
 
     def loss_and_grad(self):
-        self.place = self.place + [1, 2]
+        self.place = self.place + np.array([1, 2])
         return 0.0, {"w": np.zeros(1)}
 
     def get_position(self):
