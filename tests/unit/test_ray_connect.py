@@ -1,5 +1,7 @@
 """Which cluster workers can be had of."""
 
+import re
+
 import pytest
 
 from paceline.errors import ResourcesError
@@ -13,3 +15,23 @@ def test_address_for_jobs_is_told_from_one_for_workers(monkeypatch):
         ResourcesError, match=r"http://127.0.0.1:1.*paceline train launch.*HOST:6379.*unset RAY_ADDRESS"
     ):
         connect()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "nowhere.invalid:6379", "127.0.0.1:99999999"])
+def test_address_where_nobody_is(address, monkeypatch):
+    """Ray itself would try for minutes."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("it was asked"))
+    with pytest.raises(ResourcesError, match=rf"RAY_ADDRESS is {re.escape(address)}, but no Ray cluster answers there"):
+        connect()
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://127.0.0.1:1", ""])
+def test_other_addresses_are_for_ray_to_judge(address, monkeypatch):
+    asked = []
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **options: asked.append(options))
+    connect()
+    assert len(asked) == 1

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import math
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,9 @@ from paceline.workers.ray_roster import Actor, Roster
 from paceline.workers.ray_slots import Slots, bundle_of, cluster_resources, draining_nodes, living_nodes
 from paceline.workers.ray_worker import BATCH_S
 from paceline.workers.reports import unpack
+
+_REACH_S = 10.0
+"""How long the head of a cluster may take to answer."""
 
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
@@ -348,7 +352,23 @@ def connect() -> None:
             "cluster, send a job: paceline train launch (--resume goes on with a run); or, on one of its machines, set "
             "RAY_ADDRESS=HOST:6379. To train without it, unset RAY_ADDRESS."
         )
+    _check_reachable(address)
     ray.init(log_to_driver=False)
+
+
+def _check_reachable(address: str) -> None:
+    """ResourcesError if nobody listens at HOST:PORT, of which Ray would convince itself for minutes. Other addresses,
+    such as "auto", are for Ray to judge."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ResourcesError(
+            f"RAY_ADDRESS is {address}, but no Ray cluster answers there ({error}). Start one with `ray start --head`, "
+            "name another, or unset RAY_ADDRESS to train without it."
+        ) from error
 
 
 def _rank(actor: Actor) -> int:
