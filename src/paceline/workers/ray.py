@@ -42,7 +42,6 @@ from paceline.workers.reports import unpack
 
 _REACH_S = 10.0
 """How long the head of a cluster may take to answer."""
-
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
 _LOOK_S = 1.0
