@@ -17,7 +17,7 @@ from paceline.launch import size, torch_distributed
 from paceline.launch.ending import as_of_a_program
 from paceline.launch.imports import modules_needed
 from paceline.launch.launcher import program_of
-from paceline.launch.program import Command, Script
+from paceline.launch.program import Command, Script, go_to
 from paceline.workers.base import Place
 
 
@@ -88,6 +88,28 @@ def test_program(script):
 def test_program_that_is_not_there(script, words, options, complaint):
     with pytest.raises(ArgumentError, match=complaint):
         program_of(words, **options)
+
+
+def test_program_is_launched_from_a_folder_that_is_gone(tmp_path, monkeypatch):
+    (gone := tmp_path / "gone").mkdir()
+    (file := tmp_path / "train.py").touch()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert program_of([str(file)]).folder is None
+    assert program_of(["sh", "-c", "true"], no_python=True).folder is None
+
+
+def test_worker_goes_where_the_program_was_launched(tmp_path, monkeypatch, capsys):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    go_to(None)
+    go_to(str(tmp_path / "nowhere"))
+    assert os.getcwd() == str(tmp_path / "here")
+    assert f"cannot be entered (No such file or directory: {tmp_path}/nowhere)" in capsys.readouterr().err
+    (tmp_path / "here").rmdir()  # a worker's own may be gone too
+    go_to(str(tmp_path / "there"))
+    assert os.getcwd() == str(tmp_path / "there")
 
 
 def test_program_says_in_the_run_folder_what_it_is(script, tmp_path):

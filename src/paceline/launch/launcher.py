@@ -26,7 +26,7 @@ from paceline.launch.program import Command, Script
 from paceline.launch.size import Size
 from paceline.registry import LAUNCH_WORKER_MODULES
 from paceline.runs.logdir import resolve_logdir
-from paceline.workers import ray_is_in_use, resolve_engine
+from paceline.workers import ray_is_in_use, resolve_engine, surroundings
 from paceline.workers.base import Engine
 from paceline.workers.local import LocalEngine
 
@@ -59,14 +59,16 @@ def program_of(words: Sequence[str], *, is_module: bool = False, no_python: bool
     if no_python:
         if shutil.which(target) is None:
             raise ArgumentError(f"There is no command {target!r}, or it may not be executed.")
-        return Command(tuple(words), os.getcwd())
+        return Command(tuple(words), surroundings.cwd())
     if is_module and not _can_be_found(target.partition(".")[0]):
         raise ArgumentError(f"There is no module {target!r}, neither in {os.getcwd()} nor installed.")
     if not is_module and not os.path.exists(target):
         hint = f" For a module, say -m {target}." if not target.endswith(".py") and "/" not in target else ""
         raise ArgumentError(f"There is no script {target!r} in {os.getcwd()}.{hint}")
     is_path_safe = bool(sys.flags.safe_path)
-    return Script(target, tuple(args), is_module, is_path_safe, None if is_path_safe else sys.path[0], os.getcwd())
+    return Script(
+        target, tuple(args), is_module, is_path_safe, None if is_path_safe else sys.path[0], surroundings.cwd()
+    )
 
 
 def _can_be_found(package: str) -> bool:

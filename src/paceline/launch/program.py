@@ -77,13 +77,13 @@ class Command:
 def go_to(folder: str | None) -> None:
     """In a worker: where the program was launched. If that is not here, as on another machine or of a project that was
     moved, it stays where it is, and says so."""
-    if folder is None or folder == os.getcwd():
+    if folder is None:
         return
     try:
         os.chdir(folder)
     except OSError as error:
         told = f"The folder in which this was launched cannot be entered ({error.strerror}: {folder})."
-        print(f"{told} It runs in {os.getcwd()}.", file=sys.stderr, flush=True)
+        print(f"{told} It runs in the current one.", file=sys.stderr, flush=True)
 
 
 def _described(name: str, module: str | None, file: str | None, args: Sequence[str]) -> dict[str, Any]:
