@@ -18,7 +18,8 @@ from paceline.errors import ArgumentError, MissingDependencyError
 from paceline.rank_session import Task
 from paceline.runs import RunRequest
 from paceline.sgd import model_calls
-from paceline.sgd.link import InlineLink, Link, LostError
+from paceline.sgd.inline_link import InlineLink
+from paceline.sgd.link import Link, LostError
 from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.no_group import NoGroup
 from paceline.sgd.options import Options
