@@ -18,6 +18,7 @@ import psutil
 import pytest
 from forked_workers import forked_workers
 from hypothesis import settings
+from lean_nodes import lean_nodes
 from ray_settings import SETTINGS
 
 import paceline
@@ -47,9 +48,10 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """With several processes, one has all the tests that share Ray's cluster, and begins with them; the others go by
     module, so that what a module's tests share is made once. Those that share a cluster with a job server stay
-    together too."""
+    together too, and those of scripts that are read in one process."""
     for item in items:
-        group = "jobs" if "cluster" in item.fixturenames else item.module.__name__
+        shared = [name for name in ("cluster", "readers") if name in item.fixturenames]
+        group = shared[0] if shared else item.module.__name__
         item.add_marker(pytest.mark.xdist_group("ray" if _needs_ray(item) else group))
     if hasattr(config, "workerinput"):
         ranks = {folder: rank for rank, folder in enumerate(LONG_FIRST)}
@@ -129,8 +131,10 @@ def ray_cluster(ends):
 
     modules = ("aiohttp", "numpy", "torch", "torch._dynamo", "torchmetrics")
     modules += ("fsspec", "pandas", "psutil", "pyarrow.dataset", "pyarrow.parquet", "requests", "tensorboardX")
+    modules += ("lightning", "sklearn.datasets", "transformers")
     ours = (*WORKER_MODULES, *TORCH_WORKER_MODULES, *SGD_WORKER_MODULES, *EXPERIMENT_WORKER_MODULES)
     ends["ray_cluster"].enter_context(forked_workers(*modules, *ours))
+    lean_nodes(ends["ray_cluster"].enter_context(pytest.MonkeyPatch.context()).setattr)
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)
     ends["ray_cluster"].callback(ray.shutdown)
     return ray

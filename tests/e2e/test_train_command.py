@@ -2,8 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,15 +14,17 @@ from paceline.experiment.new_project import make_project, template
 EXAMPLE = Path(__file__).parents[2] / "examples/experiment"
 
 
-def test_new_project_runs_once(work_in, call, tmp_path):
+def test_new_project_runs_once(work_in, call, tmp_path, monkeypatch):
+    """In this process; as a program of its own it is run by the proof of experiments."""
     folder, results = tmp_path / "digits", tmp_path / "results"
     words = ["train", "run", "num_epochs=1", "start_workers=0"]
-    assert program("new", "digits", cwd=tmp_path)[0] == f"{folder}\n"  # as the seed of this command line has it
-    shown, told = program(*words, "--json", cwd=folder, PACELINE_RESULTS=str(results))
+    monkeypatch.chdir(tmp_path)
+    assert call("new", "digits")[0] == f"{folder}\n"  # as the seed of this command line has it
+    work_in(folder, results)
+    shown, told = call(*words, "--json")
     path = str(results / "digits/run_001")
     assert json.loads(shown)["path"] == path
     assert "epoch 1/1" in told
-    work_in(folder, results)
     shown, told = call(*words, "--json")
     assert json.loads(shown)["path"] == path
     assert "has been run with this code: digits/run_001, SUCCEEDED." in told
@@ -32,14 +32,6 @@ def test_new_project_runs_once(work_in, call, tmp_path):
     shown, _ = call(*words, "--force")
     assert shown.splitlines()[-1] == str(results / "digits/run_002")
     assert "epoch 1/1" in shown
-
-
-def program(*words, cwd, **variables):
-    """Runs `paceline` as a program of its own."""
-    command, env = [sys.executable, "-m", "paceline", *words], {**os.environ, "NO_COLOR": "1", **variables}
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=env, timeout=150)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ import warnings
 
 import psutil
 
+from paceline.workers import local
+
 
 class Reader:
     """The process, from the first script on; a new one after a script that failed or was ended."""
@@ -130,4 +132,5 @@ def put_torch_back():
 if __name__ == "__main__":
     if sys.argv[2] == "torch":  # of which we know what to put back. A driver need not import the others
         importlib.import_module("torch")
+    local.WORKER_MODULES += ("sklearn.datasets",)  # else the workers of nearly every script import it for themselves
     main(socket.socket(fileno=int(sys.argv[1])))

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from lean_nodes import OPTIONS
 from ray_settings import SETTINGS
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -38,7 +39,7 @@ def _cluster():
     # Ray's own choice for the agent is the same number for every cluster: the second on a machine gets no agent.
     ports = [f"--ray-client-server-port={client}", f"--dashboard-port={dashboard}"]
     ports += [f"--dashboard-agent-listen-port={agent}"]
-    command = [*RAY, "start", *options, *ports, f"--temp-dir={folder}"]
+    command = [*RAY, "start", *options, *OPTIONS, *ports, f"--temp-dir={folder}"]
     head = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
         said = ""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import ray
+from lean_nodes import lean_nodes
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
@@ -54,6 +55,7 @@ class Fate(SGDCallback):
 
 
 def main(enough):
+    lean_nodes()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=1)]
     ray.init(cluster.address, log_to_driver=False)

@@ -8,6 +8,7 @@ import os
 import threading
 
 import ray
+from lean_nodes import lean_nodes
 from ray.cluster_utils import Cluster
 
 import paceline
@@ -78,6 +79,7 @@ class NodeKiller(SGDCallback):
 
 
 def main():
+    lean_nodes()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     for _ in range(2):
         cluster.add_node(num_cpus=2, wait=False)

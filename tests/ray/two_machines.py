@@ -22,6 +22,7 @@ import tempfile
 
 import psutil
 import pytest
+from lean_nodes import OPTIONS
 from ray_settings import SETTINGS
 
 ADDRESSES = ("198.18.0.1", "198.18.0.2")
@@ -70,7 +71,7 @@ class Machine:
 
     def start_ray(self, *options):
         """Have a Ray node there; what it says, once it is up."""
-        size = ["--num-cpus=1", "--object-store-memory=150000000"]
+        size = ["--num-cpus=1", "--object-store-memory=150000000", *OPTIONS]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-color=false", *size]
         program = self.start([*command, f"--node-ip-address={self.address}", *options])
         said = ""
