@@ -102,12 +102,14 @@ class Team:
             positions |= {part.rank: part.position for part in contributions}
             self._positions = list(positions.values())
 
-    def surely(self, act: Callable[[], R]) -> R:
-        """Again if workers are lost meanwhile, on those that take their place."""
+    def surely(self, act: Callable[[], R], is_users: bool = False) -> R:
+        """Again if workers are lost meanwhile, on those that take their place. What is a user's may take as long as it
+        likes."""
         with _Asking(self):
             while True:
                 try:
-                    return act()
+                    with self.link.within(None if is_users else self.link.answering_s):
+                        return act()
                 except LostError as lost:
                     self._recover(lost)
 
