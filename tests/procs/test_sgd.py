@@ -408,18 +408,21 @@ def test_worker_hangs():
     assert "loss_and_grad" in stacks.read_text()
 
 
+BEGINNING = {"replica": {"weights": {"sum": [0.0]}}, "step": 0, "positions": []}
+
+
 @pytest.mark.parametrize(
     ("strategy", "call"),
-    [("simple", lambda sgd, state: sgd.load_state_dict(state)), ("allreduce", lambda sgd, state: sgd.warmup())],
+    [("simple", lambda sgd: sgd.load_state_dict(BEGINNING)), ("allreduce", lambda sgd: sgd.warmup())],
     ids=["load_state_dict", "warmup"],
 )
 def test_worker_is_stopped(strategy, call):
-    """In a collective, the other does not answer either."""
+    """In a collective, the other does not answer either: it is told who is to blame."""
     sgd = quiet(lambda: Counting(), strategy=strategy, hang_timeout_s=0.5)
-    state = sgd.state_dict()
     os.kill(sgd.foreach_worker(lambda models: os.getpid())[1], signal.SIGSTOP)
-    with pytest.raises(WorkersLostError, match=r"1 did not answer within hang_timeout_s=0\.5\."):
-        call(sgd, state)
+    expected = r"1 did not answer within hang_timeout_s=0\.5\. No stacks came from rank 1:"
+    with pytest.raises(WorkersLostError, match=expected):
+        call(sgd)
     assert paceline.load_run(sgd.run_dir).status.state == "FAILED"
 
 

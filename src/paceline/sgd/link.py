@@ -123,8 +123,8 @@ class Link:
 
     @property
     def answering_s(self) -> float | None:
-        """How long what is ours may take between two steps. A state takes longer on its way than a step, if it is large:
-        the first one was loaded when the models were made, so that it is known how long."""
+        """How long what is ours may take between two steps. A large state takes longer on its way than a step: how
+        long, is known since the first one was loaded, when the models were made."""
         return None if self._hang_timeout_s is None else max(self._hang_timeout_s, 3 * self._longest_s)
 
     @property
