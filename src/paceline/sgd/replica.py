@@ -12,6 +12,7 @@ framework is a new module with a class like these, and a line in the registry.
 """
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -20,6 +21,7 @@ import numpy as np
 
 from paceline import registry
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.session import end_fork
 from paceline.sgd.packing import Array, Slot
 from paceline.workers.reports import plain
 
@@ -134,9 +136,19 @@ class OwnState(OwnPosition):
             self.model.set_state(copy.deepcopy(state["own"]))
 
 
+def next_of(model: Any, name: str) -> Any:
+    """What this method of the model gives for its next batch. A process that it has forked ends here, and not later:
+    the threads that a backward pass needs were not forked with it, and collectives are its parent's."""
+    owner_pid = os.getpid()
+    given = required(model, name, "each step")()
+    if os.getpid() != owner_pid:
+        end_fork()
+    return given
+
+
 def loss_and_grad_of(model: Any) -> tuple[float, Any, dict[str, Any]]:
     """What a model that computes its own gradients tells of its next batch: loss, gradients, metrics."""
-    given = required(model, "loss_and_grad", "each step")()
+    given = next_of(model, "loss_and_grad")
     if not isinstance(given, tuple) or len(given) not in (2, 3):
         raise ArgumentTypeError(
             f"{type(model).__qualname__}.loss_and_grad() has returned {type(given).__qualname__}; expected "

@@ -5,6 +5,7 @@ the strategy decides: memory that all processes of a machine share, or this work
 """
 
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from paceline import registry
 from paceline.errors import ArgumentError
-from paceline.session import current
+from paceline.session import current, end_fork
 from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.packing import Array, Gradients, Layout, Segment
 from paceline.sgd.reduction import Used, gradients_in, mean_into, sum_into, used_of
@@ -64,6 +65,7 @@ class Side:
 
     def __init__(self, spec: Spec, place: Place):
         self.spec, self.rank, self.num_workers = spec, place.world_rank, place.world_size
+        self._owner_pid = os.getpid()
         self._first_device = place.device_index or 0
         self.step_number = spec.first_step
         self.replicas = [self._made(device) for device in range(spec.devices_per_worker)]
@@ -79,9 +81,18 @@ class Side:
 
     def _on_device(self, device: int, act: Callable[..., R], *args: Any) -> R:
         if not self.spec.use_gpu or "torch" not in sys.modules:  # other frameworks have ways of their own
-            return act(*args)
-        with registry.find("sgd_device", "torch")(self._first_device + device):
-            return act(*args)
+            value = act(*args)
+        else:
+            with registry.find("sgd_device", "torch")(self._first_device + device):
+                value = act(*args)
+        self.end_fork()
+        return value
+
+    def end_fork(self) -> None:
+        """Where the user's code has returned, before anything that this worker shares with others: a process that was
+        forked there has the same memory and the same connections."""
+        if os.getpid() != self._owner_pid:
+            end_fork()
 
     @property
     def needs_engine(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnPosition, check_weights, required
+from paceline.sgd.replica import Computed, OwnPosition, check_weights, next_of, required
 
 _PACKAGES = {"tensorflow", "keras", "tf_keras"}
 
@@ -53,7 +53,7 @@ class TensorflowReplica(OwnPosition):
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            given = required(self.model, "get_loss", "each step")()
+            given = next_of(self.model, "get_loss")
             loss, metrics = given if isinstance(given, tuple) else (given, {})
         shape = getattr(loss, "shape", None)
         if shape is None or shape.num_elements() != 1:

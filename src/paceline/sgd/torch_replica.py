@@ -9,7 +9,7 @@ import numpy as np
 from paceline import frameworks
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnPosition, check_weights, required
+from paceline.sgd.replica import Computed, OwnPosition, check_weights, next_of
 
 
 class TorchReplica(OwnPosition):
@@ -55,7 +55,7 @@ class TorchReplica(OwnPosition):
         """The loss of the next batch; its gradients are where torch puts them."""
         for weight in (*(self.module.parameters() if self.module is not None else ()), *self._optimized()):
             weight.grad = None
-        given = required(self.model, "get_loss", "each step")()
+        given = next_of(self.model, "get_loss")
         loss, metrics = given if isinstance(given, tuple) else (given, {})
         if not hasattr(loss, "backward") or loss.numel() != 1:
             raise ArgumentTypeError(
