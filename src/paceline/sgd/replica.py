@@ -136,11 +136,10 @@ class OwnState(OwnPosition):
             self.model.set_state(copy.deepcopy(state["own"]))
 
 
-def next_of(model: Any, name: str) -> Any:
-    """What this method of the model gives for its next batch. A process that it has forked ends here, and not later:
-    the threads that a backward pass needs were not forked with it, and collectives are its parent's."""
-    owner_pid = os.getpid()
-    given = required(model, name, "each step")()
+def loss_of(model: Any, owner_pid: int) -> Any:
+    """What the model's `get_loss` gives for its next batch. A process that it has forked ends here, and not when all is
+    computed: the threads that a backward pass needs were not forked with it, and collectives are its parent's."""
+    given = required(model, "get_loss", "each step")()
     if os.getpid() != owner_pid:
         end_fork()
     return given
@@ -148,7 +147,7 @@ def next_of(model: Any, name: str) -> Any:
 
 def loss_and_grad_of(model: Any) -> tuple[float, Any, dict[str, Any]]:
     """What a model that computes its own gradients tells of its next batch: loss, gradients, metrics."""
-    given = next_of(model, "loss_and_grad")
+    given = required(model, "loss_and_grad", "each step")()
     if not isinstance(given, tuple) or len(given) not in (2, 3):
         raise ArgumentTypeError(
             f"{type(model).__qualname__}.loss_and_grad() has returned {type(given).__qualname__}; expected "

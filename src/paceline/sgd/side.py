@@ -81,16 +81,14 @@ class Side:
 
     def _on_device(self, device: int, act: Callable[..., R], *args: Any) -> R:
         if not self.spec.use_gpu or "torch" not in sys.modules:  # other frameworks have ways of their own
-            value = act(*args)
-        else:
-            with registry.find("sgd_device", "torch")(self._first_device + device):
-                value = act(*args)
-        self.end_fork()
-        return value
+            return act(*args)
+        with registry.find("sgd_device", "torch")(self._first_device + device):
+            return act(*args)
 
     def end_fork(self) -> None:
         """Where the user's code has returned, before anything that this worker shares with others: a process that was
-        forked there has the same memory and the same connections."""
+        forked there has the same memory and the same connections. Nowhere else: a process id takes nearly a
+        microsecond."""
         if os.getpid() != self._owner_pid:
             end_fork()
 
@@ -205,7 +203,11 @@ class Side:
         return self._group
 
     def compute_all(self) -> list[Computed]:
-        return [self._on_device(device, replica.compute) for device, replica in enumerate(self.replicas)]
+        computed = []
+        for device, replica in enumerate(self.replicas):
+            computed.append(self._on_device(device, replica.compute))
+            self.end_fork()
+        return computed
 
     def sum_into(self, computed: Sequence[Computed], views: Sequence[Array]) -> Used:
         gradients = [one.gradients for one in computed]
