@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.checkpoints import Checkpoint
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
@@ -71,10 +71,15 @@ class EndingForks:
         self, kind: type[BaseException] | None, caught: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner_pid:
-            code = _exit_code_of(caught)
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(code)
+            end_fork(caught)
+
+
+def end_fork(caught: BaseException | None = None) -> NoReturn:
+    """End this process, which the user's code has forked, as Python would end with what it has raised."""
+    code = _exit_code_of(caught)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _exit_code_of(caught: BaseException | None) -> int:

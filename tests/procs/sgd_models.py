@@ -113,6 +113,39 @@ class Forking(NumpyModel):
         self.num_steps = place.at
 
 
+class Splitting(OddModel):
+    """In the method that is named, a process is forked which comes back from it as if it were the worker, and whose
+    weights are other ones. A child that goes on meets its parent's collectives."""
+
+    def __init__(self, part, num_parts):
+        super().__init__(part, num_parts)
+        self.where, self.codes = None, []
+        self.module.scale.register_hook(lambda gradient: self.split("backward"))
+
+    def split(self, here):
+        if here != self.where:
+            return
+        if (pid := os.fork()) == 0:
+            with torch.no_grad():
+                self.module.scale.fill_(100.0)
+        else:
+            self.codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def get_loss(self):
+        self.split("get_loss")
+        return super().get_loss()
+
+    def get_metrics(self):
+        self.split("get_metrics")
+        return super().get_metrics()
+
+    def get_position(self):
+        self.split("get_position")
+
+    def set_position(self, position):
+        pass
+
+
 class Line(NumpyModel):
     """Two weights, of which one has no gradient on odd parts; with a momentum, which is a state."""
 
@@ -157,6 +190,26 @@ class Counting(NumpyModel):
 
     def set_position(self, position):
         self.next = position
+
+
+class Straying(Counting):
+    """A process that it has forked comes back from the model with other gradients, when those of this one are where
+    the others read them."""
+
+    def loss_and_grad(self):
+        is_told, self.tell = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            os.close(self.tell)
+            os.read(is_told, 1)
+            return 0.0, {"sum": np.array([1000.0])}
+        os.close(is_told)
+        return super().loss_and_grad()
+
+    def get_position(self):
+        os.close(self.tell)
+        os.waitpid(self.child, 0)
+        return super().get_position()
 
 
 class Dying(Counting):

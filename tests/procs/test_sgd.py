@@ -18,6 +18,8 @@ from sgd_models import (
     OddModel,
     Raising,
     Ringing,
+    Splitting,
+    Straying,
     Stuck,
     Untold,
     creator,
@@ -285,15 +287,48 @@ def raise_interrupt(model):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("how", "code"), [(lambda: None, 0), (lambda: sys.exit(3), 3)], ids=["returns", "exits"])
-def test_process_that_a_model_has_forked_ends_where_the_model_does(how, code):
+@pytest.mark.parametrize(
+    ("strategy", "how", "code"),
+    [("simple", lambda: None, 0), ("simple", lambda: sys.exit(3), 3), ("allreduce", lambda: None, 0)],
+    ids=["returns", "exits", "returns before a collective"],
+)
+def test_process_that_a_model_has_forked_ends_where_the_model_does(strategy, how, code):
     """It would answer, and be told what to do, in the name of the worker."""
-    with quiet(lambda: Forking(how), strategy="simple", hang_timeout_s=30) as sgd:
+    with quiet(lambda: Forking(how), strategy=strategy, hang_timeout_s=30) as sgd:
         assert [sgd.step().losses for _ in range(3)] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
         found = sgd.foreach_model(lambda model: os.waitstatus_to_exitcode(model.status))
         assert found == [code] * 2
         os.kill(sgd.foreach_worker(lambda models: os.getpid())[1], signal.SIGKILL)
         assert sgd.step().losses == [4.0] * 2, "what tells where they are has travelled"
+
+
+def test_such_a_process_in_the_middle_of_collectives():
+    with quiet(lambda worker: Splitting(worker, 2), hang_timeout_s=30) as sgd:
+        places = ["get_loss", "backward", "get_metrics", "get_position"]
+        for place in places:
+            sgd.foreach_model(lambda model, place=place: setattr(model, "where", place))
+            sgd.step()
+        assert sgd.foreach_model(lambda model: model.codes) == [[0] * len(places)] * 2
+        check_whole(sgd.get_weights(), len(places))
+
+
+def test_such_a_process_does_not_touch_the_memory_that_workers_share():
+    with quiet(lambda: Straying(), strategy="ps", hang_timeout_s=30) as sgd:
+        sgd.step()
+        assert sgd.get_weights() == {"sum": [1.0]}
+
+
+@pytest.mark.parametrize(("how", "code"), [(lambda: None, 0), (lambda: sys.exit(3), 3)], ids=["returns", "exits"])
+def test_such_a_process_of_a_model_in_this_process(how, code):
+    """It would go on with the user's program, or end the run in the name of its parent."""
+    driver = os.getpid()
+    with quiet(lambda: Forking(how), num_workers=0) as sgd:
+        try:
+            sgd.step()
+        finally:
+            if os.getpid() != driver:
+                os._exit(9)
+        assert sgd.for_model(lambda model: os.waitstatus_to_exitcode(model.status)) == code
 
 
 @pytest.fixture
@@ -406,6 +441,24 @@ def test_worker_hangs():
     [stacks] = (sgd.run_dir / "logs").glob("hang_*")
     assert str(stacks) in str(caught.value)
     assert "loss_and_grad" in stacks.read_text()
+
+
+BEGINNING = {"replica": {"weights": {"sum": [0.0]}}, "step": 0, "positions": []}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "call"),
+    [("simple", lambda sgd: sgd.load_state_dict(BEGINNING)), ("allreduce", lambda sgd: sgd.warmup())],
+    ids=["load_state_dict", "warmup"],
+)
+def test_worker_is_stopped(strategy, call):
+    """In a collective, the other does not answer either: it is told who is to blame."""
+    sgd = quiet(lambda: Counting(), strategy=strategy, hang_timeout_s=0.5)
+    os.kill(sgd.foreach_worker(lambda models: os.getpid())[1], signal.SIGSTOP)
+    expected = r"1 did not answer within hang_timeout_s=0\.5\. No stacks came from rank 1:"
+    with pytest.raises(WorkersLostError, match=expected):
+        call(sgd)
+    assert paceline.load_run(sgd.run_dir).status.state == "FAILED"
 
 
 class Reading(OddModel):

@@ -111,6 +111,40 @@ def test_client_program(cluster):
     assert told([sys.executable, "-c", program], cluster.env) == EXPECTED
 
 
+CONNECTS_ANEW = """
+import json, sys
+import numpy as np, ray
+from paceline.errors import WorkersLostError
+from paceline.sgd import DistributedSGD, NumpyModel
+
+class Falling(NumpyModel):
+    learning_rate = 1.0
+
+    def __init__(self):
+        self.weights = {"w": np.zeros(1)}
+
+    def loss_and_grad(self):
+        return 1.0, {"w": np.ones(1)}
+
+ray.init(sys.argv[1], log_to_driver=False)
+sgd = DistributedSGD(Falling, 2, use_cpus=True, strategy="simple", verbose=False, engine="ray")
+sgd.step()
+ray.shutdown()
+ray.init(sys.argv[1], log_to_driver=False)
+try:
+    sgd.step()
+except WorkersLostError as error:
+    print("told", json.dumps(str(error)))
+"""
+
+
+def test_who_connects_anew_between_two_steps_has_lost_the_workers(cluster):
+    """They were those of the former connection, and have ended with it."""
+    error = told([sys.executable, "-c", CONNECTS_ANEW, cluster.address], cluster.env)
+    assert "No worker is left that has the state" in error
+    assert "has left its cluster, by ray.shutdown()" in error
+
+
 def test_job(cluster, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)

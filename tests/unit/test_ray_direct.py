@@ -191,14 +191,18 @@ def test_worker_that_ends_unknown_to_ray_is_dead_and_what_it_asked_comes_first(m
     assert joined(thread) == ["no answer any more"]
 
 
-def test_who_has_left_ray_has_lost_its_workers_and_starts_no_other_cluster(monkeypatch):
-    monkeypatch.setattr(ray.ray, "is_initialized", lambda: False)
+@pytest.mark.parametrize("now", [None, ("02", "here"), ("01", "elsewhere")], ids=["none", "again", "another"])
+def test_who_has_left_ray_has_lost_its_workers_and_starts_no_other_cluster(monkeypatch, now):
+    """Nor does it ask the next one, which knows nothing of them."""
+    monkeypatch.setattr(ray, "connection", lambda: now)
     group, events = RayGroup.__new__(RayGroup), []
+    group._connection = ("01", "here")
     actors = [SimpleNamespace(rank=rank, is_alive=True) for rank in range(2)]
     for actor in actors:
         actor.dismiss = lambda actor=actor: setattr(actor, "is_alive", False)
     group._roster, group._lines = SimpleNamespace(seated=lambda: actors), Lines()
     group._waiting, group._next_look = deque(), math.inf
+    group.answer(Asked(0, 1, "topic", None), "through Ray")
     group.poll(0.0, events.append)
     assert [(type(event), event.rank) for event in events] == [(Died, 0), (Died, 1)]
     group.poll(0.0, events.append)

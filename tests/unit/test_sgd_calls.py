@@ -19,6 +19,9 @@ class Falling(NumpyModel):
     def loss_and_grad(self):
         return 1.0, {"w": np.ones(1)}
 
+    def validate(self):
+        return {}
+
 
 def here(model=Falling, **more):
     return DistributedSGD(lambda: model(), num_workers=0, use_cpus=True, verbose=False, **more)
@@ -82,6 +85,31 @@ def test_weights_that_have_no_names(given):
 def test_timeout_that_is_no_number(given):
     with pytest.raises(ArgumentTypeError, match="expected a number of seconds"):
         here(hang_timeout_s=given)
+
+
+def test_who_is_hurried(monkeypatch):
+    """What is ours has to be answered in time; what is a user's may take as long as it likes."""
+    with here(hang_timeout_s=5.0) as sgd:
+        link, waited = sgd._team.link, []
+        for name in ("call", "ask_each"):
+            act = getattr(link, name)
+            noted = lambda *args, act=act, **more: (waited.append(link.patience_s), act(*args, **more))[1]  # noqa: E731
+            monkeypatch.setattr(link, name, noted)
+        state = sgd.state_dict()
+        sgd.load_state_dict(state)
+        sgd.set_weights(sgd.get_weights())
+        sgd.restore_checkpoint(sgd.save_checkpoint())
+        sgd.warmup()
+        sgd.step()
+        assert waited == [5.0] * 8
+        waited.clear()
+        sgd.foreach_model(str)
+        sgd.foreach_worker(len)
+        sgd.for_model(str)
+        sgd.get_model()
+        sgd.validate()
+        assert waited == [None] * 5
+    assert link.patience_s is None
 
 
 def test_metrics_that_are_no_dict():

@@ -252,6 +252,26 @@ def test_answer_of_one_who_comes_to_rest_late_is_not_taken_for_that_of_another(l
     assert link.ask_each(dict.fromkeys((0, 2), ("made", ()))) == [0, 2], "it can be asked from now on"
 
 
+def test_state_that_took_long_at_first_may_take_long_again():
+    """It may be many times as large as what a step sends."""
+    workers = Workers()
+    link = linked(workers, hang_timeout_s=2.0)
+    assert link.answering_s == 2.0
+    workers.busy_s = 5.0
+    link.ask("load", b"", 0, ())
+    assert link.answering_s > 10.0
+    workers.busy_s = 10.0
+    with link.within(link.answering_s):
+        link.call(print)
+    workers.busy_s = math.inf
+    with pytest.raises(WorkersLostError, match="Rank 0, 1 did not answer"), link.within(link.answering_s):
+        link.call(print)
+
+
+def test_nobody_is_hurried_without_a_hang_timeout():
+    assert linked(Workers()).answering_s is None
+
+
 def test_what_a_function_of_the_users_takes_is_no_measure_of_a_step():
     workers = Workers()
     link = linked(workers)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from paceline.workers.stacks import standstill, user_line
+from paceline.workers.stacks import standstill, user_line, without_stacks
 
 STACKS = f"""Thread 0x00007f01 (most recent call first):
   File "{os.path.dirname(os.__file__)}/threading.py", line 327 in wait
@@ -48,3 +48,7 @@ def test_function_does_not_run(text):
 )
 def test_who_is_where(returned, lines, expected):
     assert standstill(returned, lines) == expected
+
+
+def test_who_gives_no_stacks_is_told_from_who_waits():
+    assert without_stacks({2: "(pid 7 gave no answer)", 1: STACKS, 0: "(no answer)"}) == [0, 2]

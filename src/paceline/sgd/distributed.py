@@ -42,8 +42,8 @@ class DistributedSGD:
         verbose: print what each step has taken, phase by phase.
         device_reduce: "mean" over all replicas; "sum" adds up those of one worker, as in 2018.
         max_retries: how often lost workers are replaced; negative means always.
-        hang_timeout_s: a step in which a worker does not answer for so long has failed; stacks are kept. Models have at
-            least a minute to be made. Default: wait.
+        hang_timeout_s: a step in which a worker does not answer for so long has failed; stacks are kept. So has what
+            loads or saves the state. Models have at least a minute to be made. Default: wait.
         engine, cpus_per_worker, resources_per_worker, logdir: as for `Trainer`.
         config: for the run folder.
         callbacks: told about the run in this process; see `Callback`.
@@ -147,7 +147,7 @@ class DistributedSGD:
 
     def validate(self) -> dict[str, Any]:
         """What the models' `validate()` return, combined: numbers as the mean over the replicas."""
-        return combined([one for worker in self._call(model_calls.validate) for one in worker])
+        return combined([one for worker in self._call(model_calls.validate, is_users=True) for one in worker])
 
     def warmup(self) -> None:
         """Have everything that the first step needs, without making one: workers, models, the memory that they share,
@@ -161,21 +161,21 @@ class DistributedSGD:
     def foreach_model(self, fn: Callable[[Any], Any]) -> list[Any]:
         """`fn(model)` for each replica: those of worker 0, by device, then those of worker 1 … The model is what the
         model_creator returned; what `fn` returns has to travel."""
-        return [value for worker in self._call(model_calls.foreach_model, fn) for value in worker]
+        return [value for worker in self._call(model_calls.foreach_model, fn, is_users=True) for value in worker]
 
     def foreach_worker(self, fn: Callable[[list[Any]], Any]) -> list[Any]:
         """`fn(models)` on each worker, with the models of its replicas."""
-        return self._call(model_calls.foreach_worker, fn)
+        return self._call(model_calls.foreach_worker, fn, is_users=True)
 
     def for_model(self, fn: Callable[[Any], Any]) -> Any:
         """`fn(model)` for the first replica alone."""
-        return self._call(model_calls.for_model, fn, ranks=[0])[0]
+        return self._call(model_calls.for_model, fn, ranks=[0], is_users=True)[0]
 
     def get_model(self) -> Any:
         """The trained model, on the CPU: the `nn.Module` of a PyTorch model, else the object that the model_creator
         returned."""
         try:
-            return self._call(model_calls.model, ranks=[0])[0]
+            return self._call(model_calls.model, ranks=[0], is_users=True)[0]
         except TrainFunctionError as error:
             error.add_note(
                 "get_model() brings the whole model here: give it a __getstate__ that leaves out what cannot travel, "
@@ -281,10 +281,13 @@ class DistributedSGD:
         assert self._team.record is not None
         return self._team.record
 
-    def _call(self, fn: Callable[..., Any], *args: Any, ranks: list[int] | None = None) -> list[Any]:
+    def _call(
+        self, fn: Callable[..., Any], *args: Any, ranks: list[int] | None = None, is_users: bool = False
+    ) -> list[Any]:
         with self._life.turn():
             self.start()
-            return self._life.staying(lambda: self._team.surely(lambda: self._team.link.call(fn, *args, ranks=ranks)))
+            link = self._team.link
+            return self._life.staying(lambda: self._team.surely(lambda: link.call(fn, *args, ranks=ranks), is_users))
 
 
 def _engine_of(engine: str | Engine | None, num_workers: int, dataset: Supply | None) -> Engine:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.rank_session import Session, Task
-from paceline.session import within
+from paceline.session import EndingForks, within
 from paceline.sgd.link import Command, Link, TaskOf
 from paceline.sgd.serving import SIDE, set_up
 from paceline.sgd.side import Spec
@@ -46,7 +46,7 @@ _SESSION = "sgd_session"
 
 def _begin_session(wire: Wire, task: Task, spec: Spec) -> Any:
     session = wire.shared[_SESSION] = Session(wire, task)
-    with within(session):
+    with within(session), EndingForks():
         return set_up(wire, spec)
 
 
@@ -58,10 +58,10 @@ def _end_session(wire: Wire) -> None:
 
 
 def _perform(wire: Wire, verb: str, args: tuple[Any, ...]) -> Any:
-    with within(wire.shared[_SESSION]):
+    with within(wire.shared[_SESSION]), EndingForks():
         return getattr(wire.shared[SIDE], verb)(*args)
 
 
 def _call(wire: Wire, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with within(wire.shared[_SESSION]):
+    with within(wire.shared[_SESSION]), EndingForks():
         return fn(wire, *args)

@@ -122,6 +122,12 @@ class Link:
         return None if self._hang_timeout_s is None else max(BUSY_S, self._hang_timeout_s)
 
     @property
+    def answering_s(self) -> float | None:
+        """How long what is ours may take between two steps. A large state takes longer on its way than a step: how
+        long, is known since the first one was loaded, when the models were made."""
+        return None if self._hang_timeout_s is None else max(self._hang_timeout_s, 3 * self._longest_s)
+
+    @property
     def renewing_s(self) -> float:
         """The same once workers were lost: nothing waits without a bound then."""
         return max(BUSY_S, 3 * self._longest_s, 3 * self._making_s, self._hang_timeout_s or 0.0)
@@ -141,8 +147,8 @@ class Link:
     def call(
         self, fn: Callable[..., Any], *args: Any, ranks: "list[int] | None" = None, label: str = "the function"
     ) -> list[Any]:
-        """Run `fn(wire, *args)` on workers, all of them if none are named, packed once. How long it takes is the
-        user's business."""
+        """Run `fn(wire, *args)` on workers, all of them if none are named, packed once. If `fn` is a user's, how
+        long it takes is the user's business."""
         packed = Call(fn, args, label).packed
         return self._answered(dict.fromkeys(range(self.num_workers) if ranks is None else ranks, ("call", (packed,))))
 
@@ -285,8 +291,8 @@ class Link:
         is_users = self.patience_s == self._hang_timeout_s
         limit = f"hang_timeout_s={self._hang_timeout_s:g}" if is_users else f"{self.patience_s:g} s"
         raise WorkersLostError(
-            f"Rank {silent} did not answer within {limit}.{self.on_hang()} Raise hang_timeout_s if a step, or making "
-            "the models, may take so long."
+            f"Rank {silent} did not answer within {limit}.{self.on_hang()} Raise hang_timeout_s if a step, a state "
+            "on its way, or making the models may take so long."
         )
 
     def _take(self, event: Event) -> None:

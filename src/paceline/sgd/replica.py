@@ -12,6 +12,7 @@ framework is a new module with a class like these, and a line in the registry.
 """
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -20,6 +21,7 @@ import numpy as np
 
 from paceline import registry
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.session import end_fork
 from paceline.sgd.packing import Array, Slot
 from paceline.workers.reports import plain
 
@@ -132,6 +134,15 @@ class OwnState(OwnPosition):
     def _set_own_state(self, state: Mapping[str, Any]) -> None:
         if "own" in state:
             self.model.set_state(copy.deepcopy(state["own"]))
+
+
+def loss_of(model: Any, owner_pid: int) -> Any:
+    """What the model's `get_loss` gives for its next batch. A process that it has forked ends here, and not when all is
+    computed: the threads that a backward pass needs were not forked with it, and collectives are its parent's."""
+    given = required(model, "get_loss", "each step")()
+    if os.getpid() != owner_pid:
+        end_fork()
+    return given
 
 
 def loss_and_grad_of(model: Any) -> tuple[float, Any, dict[str, Any]]:

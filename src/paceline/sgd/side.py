@@ -5,6 +5,7 @@ the strategy decides: memory that all processes of a machine share, or this work
 """
 
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from paceline import registry
 from paceline.errors import ArgumentError
-from paceline.session import current
+from paceline.session import current, end_fork
 from paceline.sgd.memory import SharedBuffers
 from paceline.sgd.packing import Array, Gradients, Layout, Segment
 from paceline.sgd.reduction import Used, gradients_in, mean_into, sum_into, used_of
@@ -64,6 +65,7 @@ class Side:
 
     def __init__(self, spec: Spec, place: Place):
         self.spec, self.rank, self.num_workers = spec, place.world_rank, place.world_size
+        self._owner_pid = os.getpid()
         self._first_device = place.device_index or 0
         self.step_number = spec.first_step
         self.replicas = [self._made(device) for device in range(spec.devices_per_worker)]
@@ -82,6 +84,13 @@ class Side:
             return act(*args)
         with registry.find("sgd_device", "torch")(self._first_device + device):
             return act(*args)
+
+    def end_fork(self) -> None:
+        """Where the user's code has returned, before anything that this worker shares with others: a process that was
+        forked there has the same memory and the same connections. Nowhere else: a process id takes nearly a
+        microsecond."""
+        if os.getpid() != self._owner_pid:
+            end_fork()
 
     @property
     def needs_engine(self) -> bool:
@@ -194,7 +203,11 @@ class Side:
         return self._group
 
     def compute_all(self) -> list[Computed]:
-        return [self._on_device(device, replica.compute) for device, replica in enumerate(self.replicas)]
+        computed = []
+        for device, replica in enumerate(self.replicas):
+            computed.append(self._on_device(device, replica.compute))
+            self.end_fork()
+        return computed
 
     def sum_into(self, computed: Sequence[Computed], views: Sequence[Array]) -> Used:
         gradients = [one.gradients for one in computed]

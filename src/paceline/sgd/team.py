@@ -30,6 +30,7 @@ from paceline.sgd.side import Contribution, Spec
 from paceline.sgd.strategies import Made, Strategy, made_without
 from paceline.workers.base import Engine, Preload, Resources, Size, WorkerInfo
 from paceline.workers.proc_files import address_of
+from paceline.workers.stacks import rank_names, without_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +103,14 @@ class Team:
             positions |= {part.rank: part.position for part in contributions}
             self._positions = list(positions.values())
 
-    def surely(self, act: Callable[[], R]) -> R:
-        """Again if workers are lost meanwhile, on those that take their place."""
+    def surely(self, act: Callable[[], R], is_users: bool = False) -> R:
+        """Again if workers are lost meanwhile, on those that take their place. What is a user's may take as long as it
+        likes."""
         with _Asking(self):
             while True:
                 try:
-                    return act()
+                    with self.link.within(None if is_users else self.link.answering_s):
+                        return act()
                 except LostError as lost:
                     self._recover(lost)
 
@@ -245,10 +248,12 @@ class Team:
         """Of workers that do not answer."""
         if self.record is None or self.link.crew.group is None:
             return ""
+        stacks = self.link.crew.group.stacks()
+        blamed = _blamed(without_stacks(stacks))
         try:
-            return f" Stacks of all ranks are in {self.record.keep_stacks(self.link.crew.group.stacks())}."
+            return f"{blamed} Stacks of all ranks are in {self.record.keep_stacks(stacks)}."
         except OSError as error:  # a full disk, say, is not what the user has to know first
-            return f" Stacks of all ranks could not be written ({error.strerror})."
+            return f"{blamed} Stacks of all ranks could not be written ({error.strerror})."
 
     def _hear(self, rank: int, kind: str, value: Any) -> None:
         if self.record is not None and kind == "note":
@@ -307,6 +312,13 @@ class _Asking:
 
     def __exit__(self, *raised: object) -> None:
         self._team.is_asking = False
+
+
+def _blamed(ranks: Sequence[int]) -> str:
+    """For the error: in a collective, those that wait for a stopped one do not answer either."""
+    if not ranks:
+        return ""
+    return f" No stacks came from {rank_names(ranks)}: stopped or stuck, and others may only wait for that."
 
 
 def agreed(layouts: list[list[Layout]]) -> Layout:

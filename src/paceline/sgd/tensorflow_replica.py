@@ -1,6 +1,7 @@
 """A TensorFlow 2 model as a replica: its loss is computed eagerly under a tape, its optimizer is one of Keras or of
 tf_keras."""
 
+import os
 import re
 import sys
 from collections import Counter
@@ -11,7 +12,7 @@ import numpy as np
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnPosition, check_weights, required
+from paceline.sgd.replica import Computed, OwnPosition, check_weights, loss_of, required
 
 _PACKAGES = {"tensorflow", "keras", "tf_keras"}
 
@@ -22,7 +23,7 @@ class TensorflowReplica(OwnPosition):
     kind: ClassVar[str] = "tensorflow"
 
     def __init__(self, model: Any):
-        self.model = model
+        self.model, self._owner_pid = model, os.getpid()
         self.trained, every = _variables_of(model)
         if not self.trained:
             raise ArgumentTypeError(
@@ -53,7 +54,7 @@ class TensorflowReplica(OwnPosition):
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            given = required(self.model, "get_loss", "each step")()
+            given = loss_of(self.model, self._owner_pid)
             loss, metrics = given if isinstance(given, tuple) else (given, {})
         shape = getattr(loss, "shape", None)
         if shape is None or shape.num_elements() != 1:

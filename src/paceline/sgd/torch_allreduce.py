@@ -141,6 +141,7 @@ class Overlapped:
             self._send(self._buckets[len(self._works)])
 
     def _send(self, bucket: "_Bucket") -> None:
+        self._side.end_fork()  # of a hook in the backward pass, or of what has told metrics and position
         self._works.append(dist.all_reduce(bucket.memory, async_op=True))
 
     def _finish(self) -> None:

@@ -1,6 +1,7 @@
 """A PyTorch model as a replica. What it trains is what its optimizer has."""
 
 import copy
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import numpy as np
 from paceline import frameworks
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnPosition, check_weights, required
+from paceline.sgd.replica import Computed, OwnPosition, check_weights, loss_of
 
 
 class TorchReplica(OwnPosition):
@@ -20,7 +21,7 @@ class TorchReplica(OwnPosition):
     def __init__(self, model: Any):
         import torch
 
-        self.model = model
+        self.model, self._owner_pid = model, os.getpid()
         self.module = _module_of(model)
         self.optimizer = _optimizer_of(model)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
@@ -55,7 +56,7 @@ class TorchReplica(OwnPosition):
         """The loss of the next batch; its gradients are where torch puts them."""
         for weight in (*(self.module.parameters() if self.module is not None else ()), *self._optimized()):
             weight.grad = None
-        given = required(self.model, "get_loss", "each step")()
+        given = loss_of(self.model, self._owner_pid)
         loss, metrics = given if isinstance(given, tuple) else (given, {})
         if not hasattr(loss, "backward") or loss.numel() != 1:
             raise ArgumentTypeError(

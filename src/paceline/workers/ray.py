@@ -36,7 +36,7 @@ from paceline.workers.base import (
 from paceline.workers.framing import UnreadError
 from paceline.workers.ray_direct import LINE, TELL_S, Lines
 from paceline.workers.ray_roster import Actor, Roster
-from paceline.workers.ray_slots import Slots, bundle_of, cluster_resources, draining_nodes, living_nodes
+from paceline.workers.ray_slots import Slots, bundle_of, cluster_resources, connection, draining_nodes, living_nodes
 from paceline.workers.ray_worker import BATCH_S
 from paceline.workers.reports import unpack
 
@@ -108,6 +108,8 @@ class RayGroup:
         self._waiting: deque[_Arrived] = deque()
         self._lines = Lines()
         self._is_whole = False
+        self._connection: tuple[str, str] | None = None
+        """By which the actors were made: of another one, Ray knows nothing of them."""
         self._next_look = self._next_collect = 0.0
 
     @property
@@ -116,9 +118,10 @@ class RayGroup:
 
     def start(self) -> None:
         """Fills up: actors that live stay, and whoever is missing is taken from the spares or made anew."""
-        if not ray.is_initialized():  # those of a cluster that this process has left are of no use
+        if not self._is_connected:  # those of a cluster that this process has left are of no use
             self._roster.clear()
         connect()
+        self._connection = connection()
         try:
             self._roster.fill()
         except ray.exceptions.RayError as error:
@@ -150,7 +153,7 @@ class RayGroup:
         for actor in self._roster.seated():
             if actor.rank == question.rank and question.number == DIRECT:
                 self._answer_directly(actor, value)
-            elif actor.rank == question.rank:
+            elif actor.rank == question.rank and self._is_connected:  # else the next poll tells
                 actor.answer(question.number, value)
 
     def _answer_directly(self, actor: Actor, value: Any) -> None:
@@ -189,7 +192,7 @@ class RayGroup:
         """A worker that does not let go in time, or cannot leave its group, is killed."""
         self._is_whole = False
         self._lines.clear()
-        alive = self._alive() if ray.is_initialized() else []
+        alive = self._alive() if self._is_connected else []
         asked = [actor.handle.unwind.remote(_UNWIND_S) for actor in alive]
         done = set(ray.wait(asked, num_returns=len(asked), timeout=_UNWIND_S + 1)[0]) if asked else set()
         for actor, ref in zip(alive, asked, strict=True):
@@ -220,7 +223,7 @@ class RayGroup:
     def _collect(self, timeout_s: float) -> None:
         """Take what has arrived, waiting for the first of it. By turns from each worker: of a backlog, what belongs to
         one step then comes together, and need not be kept until the last worker's turn."""
-        if not ray.is_initialized():  # whatever is asked of Ray now would start another cluster
+        if not self._is_connected:  # whatever is asked of Ray now would start another cluster, or be unknown to it
             self._waiting.extend(event for actor in self._alive() for event in self._lose(actor, _LEFT))
             return
         polls = self._open_polls()
@@ -299,6 +302,12 @@ class RayGroup:
         resources."""
         actor.dismiss()
         return [*self._lines.last_questions(_rank(actor)), Died(_rank(actor), reason)]
+
+    @property
+    def _is_connected(self) -> bool:
+        """Whether this process is, still, to the cluster of these actors."""
+        now = connection()
+        return now is not None and now == self._connection
 
     def _alive(self) -> list[Actor]:
         return [actor for actor in self._roster.seated() if actor.is_alive]

@@ -159,6 +159,14 @@ def check_feasible(num_workers: int, bundle: Mapping[str, float]) -> None:
         )
 
 
+def connection() -> tuple[str, str] | None:
+    """What tells this process's connection to a cluster from any other, to the same one too; None if there is none."""
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context.get_job_id(), context.get_node_id()
+
+
 def cluster_resources() -> dict[str, float]:
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return total

@@ -36,6 +36,12 @@ def user_line(text: str) -> str | None:
     return None
 
 
+def without_stacks(stacks: Mapping[int, str]) -> list[int]:
+    """Ranks that gave none: they are stopped, or stuck where nothing reaches them. Who only waits for another, as in a
+    collective, has some. What an engine says in place of stacks is in brackets."""
+    return sorted(rank for rank, text in stacks.items() if text.startswith("("))
+
+
 def standstill(returned: Sequence[int], lines: Mapping[int, str | None]) -> str | None:
     """Who is where, if ranks that send nothing may wait for each other in vain; None if all are in the same line."""
     places: dict[str, list[int]] = {}
