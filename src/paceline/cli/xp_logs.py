@@ -242,7 +242,7 @@ def wait(
     from paceline.runs.conditions import seconds
 
     [found] = pick_anywhere(words, address)
-    deadline = None if timeout is None else time.monotonic() + seconds(timeout)
+    deadline = None if timeout is None else time.monotonic() + seconds(timeout, unit="s")
     if hasattr(found, "cluster"):
         job = found.cluster.await_end(found.job.id, deadline)
         state, reason, is_final = job.state, job.said or None, job.is_final
