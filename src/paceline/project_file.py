@@ -26,6 +26,16 @@ def project_settings(project: Path) -> dict[str, Any]:
     return table_in(read_project_file(project) or {}, project, "tool", "paceline")
 
 
+def project_name(project: Path) -> str:
+    """What its runs are called where nothing else is said: project.name, else as the folder. ConfigError if no folder
+    of runs can be called so."""
+    name = table_in(read_project_file(project) or {}, project, "project").get("name", project.name)
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name:
+        file = project / "pyproject.toml"
+        raise ConfigError(f"{file}: project.name is {name!r}; expected the name of a folder, without a slash.")
+    return name
+
+
 def table_in(told: dict[str, Any], project: Path, *names: str) -> dict[str, Any]:
     """A table of the file; empty if there is none. ConfigError if it is something else."""
     found: Any = told

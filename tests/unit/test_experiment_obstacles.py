@@ -179,6 +179,31 @@ def test_file_that_is_no_text_is_refused_by_bind_too(project):
     assert "conf.yaml cannot be" in call("bind", code=2)[1]
 
 
+@pytest.mark.parametrize(("project_table", "name"), [('[project]\nname = "digits"\n', "digits"), ("", None)])
+def test_reset_of_a_damaged_file_says_how_runs_are_called_now(project, project_table, name):
+    """They were called as `train new` has called them, most likely, and not as the code has it."""
+    with (project / "pyproject.toml").open("a") as file:
+        file.write(project_table)
+    name, conf = name or project.name, project / "conf.yaml"
+    conf.write_text("<<<<<<< HEAD\ntypes: [\n")
+    assert f"could not be read, nor the name of the runs in it: they are called '{name}' from" in reset()
+    assert f"\n  name: {name}\n" in conf.read_text()
+    for readable in (conf.read_text().replace(f"name: {name}", "name: other"), ""):
+        conf.write_text(readable)
+        assert "could not be read" not in reset()
+        assert ("\n  name: other\n" if readable else "\n  name: experiment\n") in conf.read_text()
+
+
+def test_reset_of_a_damaged_file_leaves_the_name_that_the_code_has(project, monkeypatch):
+    monkeypatch.setattr("paceline.experiment.binding.TrainConfig.name", "another")
+    (project / "conf.yaml").write_text("a: [")
+    assert "they are called 'experiment' from now on" in reset()
+
+
+def reset():
+    return call("bind", "--reset")[1]
+
+
 def test_bind_writes_where_a_link_leads(project):
     (project / "elsewhere.yaml").write_text("")
     (project / "conf.yaml").symlink_to("elsewhere.yaml")

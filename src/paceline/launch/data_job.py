@@ -10,7 +10,7 @@ from paceline.backends.base import BackendConfig, Caller
 from paceline.callbacks import Callback
 from paceline.errors import ConfigError
 from paceline.launch.launcher import Launch, program_of, run_to_exit_code
-from paceline.project_file import read_project_file, table_in
+from paceline.project_file import project_name, read_project_file, table_in
 from paceline.workers.base import Wire
 
 STORAGE_VARIABLE = "PACELINE_STORAGE"
@@ -40,10 +40,7 @@ def find_job(project: Path) -> DataJob:
         raise ConfigError(f"There is no data job in {project}: its pyproject.toml names none. {_GO}")
     if not (project / script).is_file():
         raise ConfigError(f"{file} names the script {script!r}, which is not there.")
-    name = table_in(told, project, "project").get("name", project.name)
-    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name:
-        raise ConfigError(f"{file}: project.name is {name!r}; expected the name of a folder, without a slash.")
-    return DataJob(name, script)
+    return DataJob(project_name(project), script)
 
 
 def run_job(job: DataJob, args: Sequence[str], storage: Path, callbacks: Sequence[Callback] = ()) -> int:
