@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -290,6 +291,51 @@ def test_followed_run_was_stopped_and_its_job_has_failed(tmp_path, monkeypatch, 
     told = capsys.readouterr()
     assert json.loads(told.out)["state"] == "STOPPED"
     assert told.err.endswith("digits/run_001: STOPPED\n")
+
+
+class EndedJob:
+    """A cluster whose only job, which had not begun its run when the user named it, has failed by now. Its run was
+    stopped: from its own machine, of which Ray does not know."""
+
+    url = "http://head:8265"
+
+    def __init__(self, path, state="FAILED"):
+        self.text = f"paceline: This is digits/run_001, in {path}\n"
+        self.ended = Job("paceline_1", state, "", None, "Job failed", about={"name": "digits"})
+        self.as_picked = ClusterRun(self, replace(self.ended, state="PENDING"), "paceline_1", None)
+
+    def follow(self, id, tell):
+        tell(self.text)
+
+    def beginnings(self, ids, is_enough, within_s):
+        return dict.fromkeys(ids, self.text)
+
+    def job(self, id):
+        return self.ended
+
+    def await_end(self, id, deadline):
+        return self.ended
+
+    def stop(self, id):
+        pass
+
+
+@pytest.mark.parametrize("words", [["logs", "-f"], ["wait"], ["stop"]])
+def test_end_that_is_told_is_that_of_the_run(tmp_path, monkeypatch, words):
+    monkeypatch.setenv(JOB_VARIABLE, "paceline_1")
+    with RunFolder.create(tmp_path / "digits") as folder:
+        folder.record_environment()
+        folder.set_state("STOPPED")
+    code = {"wait": 1}.get(words[0], 0)
+    for path, told in ((folder.path, "STOPPED"), ("/of/another/machine/run_001", "FAILED")):
+        cluster = EndedJob(path)
+        for module in ("xp_logs", "xp_control"):
+            picked = [cluster.as_picked]
+            monkeypatch.setattr(f"paceline.cli.{module}.pick_anywhere", lambda *words, picked=picked, **named: picked)
+        last = invoke("xp", *words, "digits", code=code).stderr.splitlines()[-1]
+        assert last.startswith("digits/run_001: ")
+        assert told in last
+        assert ("Job failed" in last) == (told == "FAILED" and words != ["stop"])
 
 
 def test_run_that_several_jobs_have_gone_on_with():
