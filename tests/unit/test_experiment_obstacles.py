@@ -200,6 +200,17 @@ def test_reset_of_a_damaged_file_leaves_the_name_that_the_code_has(project, monk
     assert "they are called 'experiment' from now on" in reset()
 
 
+@pytest.mark.parametrize("text", ["# mine\n\n  # and this\n", "null\n", "---\n", "{}\n", "{}  # mine\n"])
+def test_file_without_a_single_section(project, text):
+    conf = project / "conf.yaml"
+    conf.write_text(text)
+    assert "missing: cfg" in call("bind", "--check", code=1)[1]
+    assert "+typed_experiment.Models:" in call("bind", "--diff")[0]
+    assert "added: cfg" in call("bind")[1]
+    assert [line for line in conf.read_text().splitlines() if "#" in line] == text.splitlines()[::2] * text.startswith("#")
+    call("bind", "--check")
+
+
 def reset():
     return call("bind", "--reset")[1]
 

@@ -80,6 +80,9 @@ def bind(schema: Schema, text: str | None = None) -> Bound:
         document = yaml.load(text)
     except Exception as error:
         raise refusal("conf.yaml", [f"it cannot be read ({type(error).__name__}: {error})"]) from None
+    if not document:  # remarks alone, `null` or {}: there is nothing to merge into, and remarks hang on nothing
+        remarks = "".join(f"{line}\n" for line in text.splitlines() if line.lstrip().startswith("#"))
+        return replace(bind(schema), text=remarks + fresh(schema))
     merge = _Merge()
     merge.document(document, schema)
     changed = bool(merge.added or merge.removed)
