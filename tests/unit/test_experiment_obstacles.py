@@ -195,8 +195,13 @@ def test_reset_of_a_damaged_file_says_how_runs_are_called_now(project, project_t
 
 
 def test_reset_of_a_damaged_file_leaves_the_name_that_the_code_has(project, monkeypatch):
+    (project / "conf.yaml").write_text("a: [")
+    with (project / "pyproject.toml").open("a") as file:
+        file.write('[project]\nname = ".hidden"\n')
+    assert "they are called 'experiment' from now on" in reset(), "since no runs can be called as the project"
     monkeypatch.setattr("paceline.experiment.binding.TrainConfig.name", "another")
     (project / "conf.yaml").write_text("a: [")
+    (project / "pyproject.toml").write_text((project / "pyproject.toml").read_text().replace(".hidden", "shown"))
     assert "they are called 'experiment' from now on" in reset()
 
 
@@ -207,8 +212,17 @@ def test_file_without_a_single_section(project, text):
     assert "missing: cfg" in call("bind", "--check", code=1)[1]
     assert "+typed_experiment.Models:" in call("bind", "--diff")[0]
     assert "added: cfg" in call("bind")[1]
-    assert [line for line in conf.read_text().splitlines() if "#" in line] == text.splitlines()[::2] * text.startswith("#")
+    assert [line for line in conf.read_text().splitlines() if "#" in line] == text.splitlines()[::2] * text.startswith(
+        "#"
+    )
     call("bind", "--check")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".trash", "''", '"a\\nb"', '"\\e[2J"', "x" * 300], ids=repr)
+def test_name_that_no_folder_of_runs_can_have(project, name):
+    """.trash is where `xp gc` deletes."""
+    assert "expected the name of a folder" in call("run", *SMALL, f"cfg.name={name}", code=2)[1]
+    assert not (project / "results").exists()
 
 
 def reset():

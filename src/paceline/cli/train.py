@@ -64,7 +64,6 @@ def bind(
 ) -> None:
     from paceline.errors import ArgumentError
     from paceline.experiment import check_installed
-    from paceline.project_file import project_name
 
     if check + diff + reset > 1:
         raise ArgumentError("--check, --diff and --reset do not go together: choose one.")
@@ -82,7 +81,18 @@ def bind(
     elif diff:
         _diff(schema, path, text, json)
     else:
-        _bind(schema, path, text, project_name(project) if reset else None, json)
+        _bind(schema, path, text, _name_of(project) if reset else None, json)
+
+
+def _name_of(project: Path) -> str:
+    """Empty if no runs can be called so: most files need no other name, and are not refused for that."""
+    from paceline.errors import ConfigError
+    from paceline.project_file import project_name
+
+    try:
+        return project_name(project)
+    except ConfigError:
+        return ""
 
 
 def _check(schema: Any, path: Path, text: str | None, json: bool) -> None:
@@ -120,8 +130,8 @@ def _bind(schema: Any, path: Path, text: str | None, reset_as: str | None, json:
             say(f"{what}: {one}")
     if bound.renamed is not None:
         say(
-            f"{path.name} could not be read, nor the name of the runs in it: they are called {bound.renamed!r} from now "
-            "on. If they had another name, write it into cfg.name."
+            f"{path.name} could not be read, nor the name of the runs in it: they are called {bound.renamed!r} from "
+            "now on. If they had another name, write it into cfg.name."
         )
     for one in bound.unknown:
         say(f"{one} could not be recovered from the code: write its value into {path.name}")
