@@ -7,7 +7,11 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.regular_files import read_regular
 
+NAME_EXPECTED = (
+    "expected the name of a folder: up to 255 bytes, without a slash or a line break, and with no dot in front."
+)
 _MOST_BYTES = 2**20
+_MOST_NAME_BYTES = 255
 
 
 def read_project_file(project: Path) -> dict[str, Any] | None:
@@ -24,6 +28,21 @@ def read_project_file(project: Path) -> dict[str, Any] | None:
 def project_settings(project: Path) -> dict[str, Any]:
     """[tool.paceline]; empty if there is none."""
     return table_in(read_project_file(project) or {}, project, "tool", "paceline")
+
+
+def project_name(project: Path) -> str:
+    """What its runs are called where nothing else is said: project.name, else as the folder. ConfigError if no folder
+    of runs can be called so."""
+    name = table_in(read_project_file(project) or {}, project, "project").get("name", project.name)
+    if not isinstance(name, str) or not can_name_runs(name):
+        raise ConfigError(f"{project / 'pyproject.toml'}: project.name is {name!r}; {NAME_EXPECTED}")
+    return name
+
+
+def can_name_runs(name: str) -> bool:
+    """Hidden folders among the results are ours, as the trash is, and a name is a line of what `xp ls -q` lists."""
+    is_long = len(name.encode(errors="surrogateescape")) > _MOST_NAME_BYTES
+    return bool(name) and not name.startswith(".") and "/" not in name and name.isprintable() and not is_long
 
 
 def table_in(told: dict[str, Any], project: Path, *names: str) -> dict[str, Any]:

@@ -156,6 +156,8 @@ def test_gc_removes_what_is_too_much_and_not_what_is_in_use(cache):
 def test_gc_refuses_what_is_no_size_or_time(cache):
     assert "expected a number and a unit, as in 500M" in data("gc", "--max-size", "much", code=2).stderr
     assert "is no length of time" in data("gc", "--older-than", "long", code=2).stderr
+    assert "expected a number and a unit" in data("gc", "--max-size", "10", "--yes", code=2).stderr
+    assert "'7' has no unit" in data("gc", "--older-than", "7", "--yes", code=2).stderr
     assert names(cache) == {"0", "1", "2"}
 
 

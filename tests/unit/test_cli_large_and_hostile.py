@@ -254,6 +254,22 @@ def test_export_of_a_run_that_replaces_its_files(root, monkeypatch):
     assert "left out" not in call("xp", "export", "-o", "x.tar.gz").stderr
 
 
+@pytest.mark.parametrize("words", [["export", "-o", "x.tar"], ["export", "-o", "x.csv"], ["rm"]])
+def test_run_that_is_removed_meanwhile(root, monkeypatch, words):
+    """By another, after it was found: nobody takes an empty file for a copy of it."""
+    from paceline.runs import index
+
+    def find_runs(*args, **named):
+        found = real(*args, **named)
+        shutil.rmtree(root / "digits/run_001")
+        return found
+
+    real = index.find_runs
+    monkeypatch.setattr(index, "find_runs", find_runs)
+    assert "no longer there" in call("xp", words[0], "digits", *words[1:], code=3).stderr
+    assert sorted(os.listdir(root.parent)) == ["cache", "results"]
+
+
 # --- forged ----------------------------------------------------------------------------------------------------------
 
 

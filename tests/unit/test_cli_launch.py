@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from paceline.cli.parcel import files_to_send, pack
 from paceline.cli.ray_cluster import Job
 from paceline.errors import ConfigError, ResourcesError
 from paceline.experiment.new_project import make_project, template
-from paceline.launch.data_job import DataJob, find_job
+from paceline.launch.data_job import Alone, DataJob, find_job
 from paceline.runs import RunFolder
 from paceline.runs.environment import JOB_VARIABLE
 
@@ -292,6 +293,51 @@ def test_followed_run_was_stopped_and_its_job_has_failed(tmp_path, monkeypatch, 
     assert told.err.endswith("digits/run_001: STOPPED\n")
 
 
+class EndedJob:
+    """A cluster whose only job, which had not begun its run when the user named it, has failed by now. Its run was
+    stopped: from its own machine, of which Ray does not know."""
+
+    url = "http://head:8265"
+
+    def __init__(self, path, state="FAILED"):
+        self.text = f"paceline: This is digits/run_001, in {path}\n"
+        self.ended = Job("paceline_1", state, "", None, "Job failed", about={"name": "digits"})
+        self.as_picked = ClusterRun(self, replace(self.ended, state="PENDING"), "paceline_1", None)
+
+    def follow(self, id, tell):
+        tell(self.text)
+
+    def beginnings(self, ids, is_enough, within_s):
+        return dict.fromkeys(ids, self.text)
+
+    def job(self, id):
+        return self.ended
+
+    def await_end(self, id, deadline):
+        return self.ended
+
+    def stop(self, id):
+        pass
+
+
+@pytest.mark.parametrize("words", [["logs", "-f"], ["wait"], ["stop"]])
+def test_end_that_is_told_is_that_of_the_run(tmp_path, monkeypatch, words):
+    monkeypatch.setenv(JOB_VARIABLE, "paceline_1")
+    with RunFolder.create(tmp_path / "digits") as folder:
+        folder.record_environment()
+        folder.set_state("STOPPED")
+    code = {"wait": 1}.get(words[0], 0)
+    for path, told in ((folder.path, "STOPPED"), ("/of/another/machine/run_001", "FAILED")):
+        cluster = EndedJob(path)
+        for module in ("xp_logs", "xp_control"):
+            picked = [cluster.as_picked]
+            monkeypatch.setattr(f"paceline.cli.{module}.pick_anywhere", lambda *words, picked=picked, **named: picked)
+        last = invoke("xp", *words, "digits", code=code).stderr.splitlines()[-1]
+        assert last.startswith("digits/run_001: ")
+        assert told in last
+        assert ("Job failed" in last) == (told == "FAILED" and words != ["stop"])
+
+
 def test_run_that_several_jobs_have_gone_on_with():
     jobs = [Job(f"paceline_{n}", state, "", None, "", about={"name": "digits"}) for n, state in enumerate(STATES)]
     texts = {job.id: "paceline: This is digits/run_001, in /r/digits/run_001\n" for job in jobs[1:]}
@@ -337,7 +383,8 @@ def test_hostile_project_file_is_refused_in_words(tmp_path, text):
 
 
 def test_with_json_stdout_has_the_answer_and_nothing_else(tmp_path, monkeypatch):
-    def run_job(job, args, callbacks):
+    def run_job(job, args, storage, callbacks):
+        assert storage == tmp_path
         callbacks[0].start_training(logdir=str(tmp_path / "circles/run_001"), config={})
         print("[rank 0] what the job prints")
         return 0
@@ -345,11 +392,36 @@ def test_with_json_stdout_has_the_answer_and_nothing_else(tmp_path, monkeypatch)
     make_project(tmp_path / "circles", "data_template")
     monkeypatch.chdir(tmp_path / "circles")
     monkeypatch.setattr("paceline.launch.data_job.run_job", run_job)
-    monkeypatch.setenv("PACELINE_STORAGE", "")  # the verb sets it
+    monkeypatch.delenv("PACELINE_STORAGE", raising=False)
     done = invoke("data", "run", "--root", tmp_path, "--json")
     assert json.loads(done.stdout) == {"run": "circles/run_001", "path": str(tmp_path / "circles/run_001")}
     assert "[rank 0] what the job prints" in done.stderr
     assert "[rank 0] what the job prints" in invoke("data", "run", "--root", tmp_path).stdout
+
+
+def where_the_storage_is():
+    paceline.report(storage_is=Path(os.environ["PACELINE_STORAGE"]).name)
+    raise KeyError("half way")
+
+
+def test_storage_of_a_data_job_is_that_of_its_run(tmp_path, monkeypatch):
+    """Who retries or resumes it has another one, or none: what it writes must not come there."""
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PACELINE_STORAGE", raising=False)
+    backend = Alone(storage="/mnt/shared")
+    with (
+        paceline.Trainer(backend, num_workers=0, logdir=tmp_path / "circles") as trainer,
+        pytest.raises(KeyError, match="half way"),
+    ):
+        trainer.run(where_the_storage_is)
+    assert "PACELINE_STORAGE" not in os.environ
+    monkeypatch.setenv("PACELINE_STORAGE", "/mnt/other")
+    for verb, run in (("retry", "run_002"), ("resume", "run_001")):
+        assert "half way" in invoke("xp", verb, "circles", "1", code=1).stderr
+        assert os.environ["PACELINE_STORAGE"] == "/mnt/other"
+        lines = (tmp_path / "circles" / run / "metrics.jsonl").read_text().splitlines()
+        assert {json.loads(line)["ranks"][0]["storage_is"] for line in lines} == {"shared"}
 
 
 def test_an_experiment_is_no_data_job(digits):

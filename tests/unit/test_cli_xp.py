@@ -145,6 +145,7 @@ def test_ls_json_has_all_there_is_to_know(root):
         (["--filter", "loss<1"], "'loss' is no field"),
         (["--sort", "beauty"], "expected one of created"),
         (["--since", "soon"], "no length of time"),
+        (["--since", "5"], "'5' has no unit: did you mean 5s, 5m, 5h, 5d or 5w?"),
     ],
 )
 def test_ls_says_what_is_wrong(root, options, told):
@@ -478,6 +479,7 @@ def test_rm_is_undone_until_gc(root):
     assert load_run(root / "digits" / "run_001").status.state == "SUCCEEDED"
     xp("rm", "broken")
     assert "Nobody is there to answer" in xp("gc", code=2).stderr
+    assert "'1' has no unit" in xp("gc", "--older-than", "1", "--yes", code=2).stderr
     xp("gc", "--older-than", "1d", "--yes")
     assert len(xp_json("restore")) == 1
     xp("gc", "--yes")

@@ -179,6 +179,56 @@ def test_file_that_is_no_text_is_refused_by_bind_too(project):
     assert "conf.yaml cannot be" in call("bind", code=2)[1]
 
 
+@pytest.mark.parametrize(("project_table", "name"), [('[project]\nname = "digits"\n', "digits"), ("", None)])
+def test_reset_of_a_damaged_file_says_how_runs_are_called_now(project, project_table, name):
+    """They were called as `train new` has called them, most likely, and not as the code has it."""
+    with (project / "pyproject.toml").open("a") as file:
+        file.write(project_table)
+    name, conf = name or project.name, project / "conf.yaml"
+    conf.write_text("<<<<<<< HEAD\ntypes: [\n")
+    assert f"could not be read, nor the name of the runs in it: they are called '{name}' from" in reset()
+    assert f"\n  name: {name}\n" in conf.read_text()
+    for readable in (conf.read_text().replace(f"name: {name}", "name: other"), ""):
+        conf.write_text(readable)
+        assert "could not be read" not in reset()
+        assert ("\n  name: other\n" if readable else "\n  name: experiment\n") in conf.read_text()
+
+
+def test_reset_of_a_damaged_file_leaves_the_name_that_the_code_has(project, monkeypatch):
+    (project / "conf.yaml").write_text("a: [")
+    with (project / "pyproject.toml").open("a") as file:
+        file.write('[project]\nname = ".hidden"\n')
+    assert "they are called 'experiment' from now on" in reset(), "since no runs can be called as the project"
+    monkeypatch.setattr("paceline.experiment.binding.TrainConfig.name", "another")
+    (project / "conf.yaml").write_text("a: [")
+    (project / "pyproject.toml").write_text((project / "pyproject.toml").read_text().replace(".hidden", "shown"))
+    assert "they are called 'experiment' from now on" in reset()
+
+
+@pytest.mark.parametrize("text", ["# mine\n\n  # and this\n", "null\n", "---\n", "{}\n", "{}  # mine\n"])
+def test_file_without_a_single_section(project, text):
+    conf = project / "conf.yaml"
+    conf.write_text(text)
+    assert "missing: cfg" in call("bind", "--check", code=1)[1]
+    assert "+typed_experiment.Models:" in call("bind", "--diff")[0]
+    assert "added: cfg" in call("bind")[1]
+    assert [line for line in conf.read_text().splitlines() if "#" in line] == text.splitlines()[::2] * text.startswith(
+        "#"
+    )
+    call("bind", "--check")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".trash", "''", '"a\\nb"', '"\\e[2J"', "x" * 300], ids=repr)
+def test_name_that_no_folder_of_runs_can_have(project, name):
+    """.trash is where `xp gc` deletes."""
+    assert "expected the name of a folder" in call("run", *SMALL, f"cfg.name={name}", code=2)[1]
+    assert not (project / "results").exists()
+
+
+def reset():
+    return call("bind", "--reset")[1]
+
+
 def test_bind_writes_where_a_link_leads(project):
     (project / "elsewhere.yaml").write_text("")
     (project / "conf.yaml").symlink_to("elsewhere.yaml")

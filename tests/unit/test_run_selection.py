@@ -175,6 +175,7 @@ def test_condition(text, fits):
         ("metrics.loss<1 metrics.loss<2", "expected `and` or `or`"),
         ("__import__('os').system('x')", "is no field"),
         ("duration>soon", "no length of time"),
+        ("age<5", "'5' has no unit"),
         ("(" * 100 + "steps", "nested more than 50"),
         ("steps>1 and " * 1000, "at most 2000"),
         ("steps > 'x", "cannot be read from"),
@@ -192,7 +193,10 @@ def test_whatever_is_asked(text):
 
 
 def test_lengths_of_time():
-    assert [seconds(text) for text in ("90", "1.5m", "2h", "2d", "1w")] == [90, 90, 7200, 172800, 604800]
+    assert [seconds(text) for text in ("90s", "1.5m", "2h", "2d", "1w", "0")] == [90, 90, 7200, 172800, 604800, 0]
+    assert seconds("90", "s") == 90
+    with pytest.raises(ArgumentError, match=r"'5' has no unit: did you mean 5s, 5m, 5h, 5d or 5w\?"):
+        seconds("5")
 
 
 def test_name_that_looks_like_something_else():

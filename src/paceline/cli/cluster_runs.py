@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.cli.announcing import find_announced
@@ -57,6 +57,17 @@ class ClusterRun:
                 if state.is_final and state != RunState.LOST:
                     return state
         return RunState(self.job.state)
+
+    @property
+    def reason(self) -> str:
+        """What the job says of its end, if that is the run's."""
+        return self.job.said if self.state == self.job.state else ""
+
+    def as_of(self, job: Job) -> "ClusterRun":
+        """The same with its job as it is now: if the run has begun meanwhile, it has a number, and a folder."""
+        if self.path is not None or job.state == "PENDING":
+            return replace(self, job=job)
+        return next(iter(named(self.cluster, [job])), replace(self, job=job))
 
     def as_row(self) -> Row:
         job = self.job
@@ -166,23 +177,23 @@ def print_logs(
     if is_followed:
         cluster.follow(id, stream.feed)
         stream.close()
-        job = cluster.job(id)
-        say(f"{run.name}: {job.state}{f' ({job.said})' if job.said else ''}")
+        ended = run.as_of(cluster.job(id))
+        say(f"{ended.name}: {ended.state}{f' ({ended.reason})' if ended.reason else ''}")
 
 
 def stop_on_cluster(run: ClusterRun, kill: bool, timeout_s: float, no_wait: bool) -> dict[str, Any]:
     if run.job.is_final:
-        return _told(run, run.job, f"has ended already ({run.job.state})")
+        return _told(run, f"has ended already ({run.state})")
     run.cluster.stop(run.job.id)
     if no_wait:
-        return _told(run, run.job, "was asked to stop")
+        return _told(run, "was asked to stop")
     say(f"{run.name} is asked to save and return; Ray kills it if that takes more than {STOP_S} s.")
     wait_s = max(timeout_s, STOP_S + 10) if kill else timeout_s
-    job = run.cluster.await_end(run.job.id, time.monotonic() + wait_s)
-    if job.is_final:
-        return _told(run, job, f"has stopped ({job.state})")
-    return _told(run, job, f"was asked to stop and has not ended after {wait_s:g} s")
+    run = run.as_of(run.cluster.await_end(run.job.id, time.monotonic() + wait_s))
+    if run.state.is_final:
+        return _told(run, f"has stopped ({run.state})")
+    return _told(run, f"was asked to stop and has not ended after {wait_s:g} s")
 
 
-def _told(run: ClusterRun, job: Job, told: str) -> dict[str, Any]:
-    return {"name": run.name, "state": job.state, "told": told}
+def _told(run: ClusterRun, told: str) -> dict[str, Any]:
+    return {"name": run.name, "state": run.state, "told": told}

@@ -55,8 +55,8 @@ def num_bytes(text: str) -> float:
     """`0`, `500M`, `10G`, `1.5TB`. ArgumentError for anything else."""
     from paceline.errors import ArgumentError
 
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
-    if match is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(B?)", text.strip().upper())
+    if match is None or (float(match[1]) and not match[2] + match[3]):  # nobody who writes 10 means 10 bytes
         raise ArgumentError(f"{text!r} is no size: expected a number and a unit, as in 500M, 10G or 1T.")
     return float(match[1]) * 1000.0 ** " KMGT".index(match[2] or " ")
 

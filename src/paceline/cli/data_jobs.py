@@ -2,7 +2,6 @@
 
 import contextlib
 import json as json_text
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +26,8 @@ _RUN = """Run the data job of this folder, here.
   paceline data run --json -- --help
 
 The storage is what --root or PACELINE_STORAGE names; the script finds it as PACELINE_STORAGE. The job is a run like any
-other: NAME/run_001 in the results folder, for `paceline xp`.
+other: NAME/run_001 in the results folder, for `paceline xp`. Its storage stays that of the run: `xp resume` and
+`xp retry` find it again, in any folder.
 """
 _LAUNCH = """Run the data job of this folder on a Ray cluster, as a job with its code.
 
@@ -62,11 +62,11 @@ def run(args: Args = None, root: Root = None, json: Json = False) -> None:
     from paceline.launch.data_job import find_job, run_job
 
     job = find_job(Path.cwd())
-    os.environ["PACELINE_STORAGE"] = str(storage_root(root))
+    storage = storage_root(root)
     announcement = Announcement()
     # With --json, what the job prints must not come before the answer.
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-        code = run_job(job, args or [], [announcement])
+        code = run_job(job, args or [], storage, [announcement])
     if announcement.path is not None:
         name = f"{announcement.path.parent.name}/{announcement.path.name}"
         print(json_text.dumps({"run": name, "path": str(announcement.path)}) if json else announcement.path)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.errors import ArgumentError
+from paceline.errors import ArgumentError, RunNotFoundError
 from paceline.json_text import encode_document, encode_line
 from paceline.regular_files import walk
 from paceline.runs.load import Run
@@ -24,15 +24,23 @@ def write(run: Run, kind: str, out: str, force: bool) -> int:
     """How many things of the folder were left out, since they are no files. The file appears when it is whole."""
     with _opened(out, force) as file:
         if kind in ("tar", "tar.gz"):
-            return _write_tar(run, file, "gz" if kind == "tar.gz" else "")
-        rows = list(metric_rows(run))
-        if kind == "csv":
-            file.write(_csv(rows).encode())
-        elif kind == "json":
-            file.write(encode_document(rows))
+            num_left_out = _write_tar(run, file, "gz" if kind == "tar.gz" else "")
         else:
-            file.writelines(encode_line(row) for row in rows)
-    return 0
+            num_left_out = 0
+            _write_metrics(run, file, kind)
+        if not run.path.is_dir():  # asked at the end: files that are gone by then have been passed over
+            raise RunNotFoundError(f"{run.path} is no longer there: somebody has removed it meanwhile.")
+    return num_left_out
+
+
+def _write_metrics(run: Run, file: IO[bytes], kind: str) -> None:
+    rows = list(metric_rows(run))
+    if kind == "csv":
+        file.write(_csv(rows).encode())
+    elif kind == "json":
+        file.write(encode_document(rows))
+    else:
+        file.writelines(encode_line(row) for row in rows)
 
 
 def metric_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -114,6 +122,8 @@ def _opened(out: str, force: bool) -> Iterator[IO[bytes]]:
         with open(beside, "xb") as file:
             yield file
         os.replace(beside, path)
+    except RunNotFoundError:  # an OSError too, and none of this file's
+        raise
     except OSError as error:
         raise ArgumentError(f"{out} cannot be written: {error.strerror or error}.") from error
     finally:

@@ -36,7 +36,7 @@ _BIND_HELP = """Write conf.yaml from the code of the experiment, or bring it up 
   paceline train bind            write it
   paceline train bind --check    exit code 1 if it is not up to date: for CI
   paceline train bind --diff     show what would change
-  paceline train bind --reset    as the code has it, without edits; only the name of the runs stays
+  paceline train bind --reset    as the code has it, without edits; but for the name of the runs
 """
 
 
@@ -81,7 +81,18 @@ def bind(
     elif diff:
         _diff(schema, path, text, json)
     else:
-        _bind(schema, path, text, reset, json)
+        _bind(schema, path, text, _name_of(project) if reset else None, json)
+
+
+def _name_of(project: Path) -> str:
+    """Empty if no runs can be called so: most files need no other name, and are not refused for that."""
+    from paceline.errors import ConfigError
+    from paceline.project_file import project_name
+
+    try:
+        return project_name(project)
+    except ConfigError:
+        return ""
 
 
 def _check(schema: Any, path: Path, text: str | None, json: bool) -> None:
@@ -106,16 +117,22 @@ def _diff(schema: Any, path: Path, text: str | None, json: bool) -> None:
         give(changes.splitlines())
 
 
-def _bind(schema: Any, path: Path, text: str | None, reset: bool, json: bool) -> None:
+def _bind(schema: Any, path: Path, text: str | None, reset_as: str | None, json: bool) -> None:
+    """`reset_as` is the project's name, if edits are to be forgotten."""
     from paceline.experiment import binding
     from paceline.experiment.project import write_conf
 
-    bound = binding.reset(schema, text) if reset else binding.bind(schema, text)
+    bound = binding.bind(schema, text) if reset_as is None else binding.reset(schema, text, reset_as)
     if bound.text != text:
         write_conf(path, bound.text)
     for what, paths in (("added", bound.added), ("gone", bound.removed), ("edited", bound.edited)):
-        for one in paths if text is not None and not reset else ():
+        for one in paths if text is not None and reset_as is None else ():
             say(f"{what}: {one}")
+    if bound.renamed is not None:
+        say(
+            f"{path.name} could not be read, nor the name of the runs in it: they are called {bound.renamed!r} from "
+            "now on. If they had another name, write it into cfg.name."
+        )
     for one in bound.unknown:
         say(f"{one} could not be recovered from the code: write its value into {path.name}")
     if json:

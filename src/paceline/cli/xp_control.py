@@ -66,7 +66,7 @@ def stop(
 ) -> None:
     from paceline.runs.conditions import seconds
 
-    timeout_s = seconds(timeout)
+    timeout_s = seconds(timeout, unit="s")
     results = [
         _stopped(found, kill, timeout_s, no_wait, address) for found in pick_anywhere(words, address, several=True)
     ]

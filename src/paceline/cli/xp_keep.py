@@ -88,7 +88,9 @@ def rm(words: Words = None, yes: Yes = False, json: Json = False) -> None:
     store = Store()
     found = store.pick_all(words)
     for run in found:
-        if not (store.root / run.name).is_dir() or str(store.root / run.name) != run.path:
+        if not Path(run.path).is_dir():
+            raise RunNotFoundError(f"{run.name} is no longer there.")
+        if str(store.root / run.name) != run.path:
             raise ArgumentError(f"{run.path} is not below the results folder {store.root}: remove it yourself.")
     alive = [run.name for run in found if run.run.is_alive]
     if alive:

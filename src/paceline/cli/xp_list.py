@@ -40,7 +40,10 @@ State = Annotated[
     typer.Option("--state", metavar="STATE", help="Repeatable.", show_default=False, autocompletion=complete_states),
 ]
 Tag = Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="With all these tags.", show_default=False)]
-Since = Annotated[str | None, typer.Option("--since", metavar="2d", help="Not older than that.", show_default=False)]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="2d", help="Not older than that, in s, m, h, d or w.", show_default=False),
+]
 Filter = Annotated[str | None, typer.Option("--filter", metavar="CONDITION", show_default=False, help="See above.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Names alone.")]
 

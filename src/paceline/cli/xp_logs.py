@@ -242,10 +242,10 @@ def wait(
     from paceline.runs.conditions import seconds
 
     [found] = pick_anywhere(words, address)
-    deadline = None if timeout is None else time.monotonic() + seconds(timeout)
+    deadline = None if timeout is None else time.monotonic() + seconds(timeout, unit="s")
     if hasattr(found, "cluster"):
-        job = found.cluster.await_end(found.job.id, deadline)
-        state, reason, is_final = job.state, job.said or None, job.is_final
+        found = found.as_of(found.cluster.await_end(found.job.id, deadline))
+        state, reason, is_final = found.state.value, found.reason or None, found.state.is_final
     else:
         status = await_end(found.run, deadline)
         state, reason, is_final = status.state.value, status.reason, status.state.is_final

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError
+from paceline.experiment.config import TrainConfig
 from paceline.experiment.document import parse, refusal
 from paceline.experiment.schema import MISSING, Node, Schema, as_plain
 
@@ -32,6 +33,8 @@ class Bound:
     """Paths whose values are the user's: "optimizers.adam.lr: 0.01 (code: 0.001)"."""
     unknown: tuple[str, ...] = ()
     """Paths of arguments that could not be recovered from the code."""
+    renamed: str | None = None
+    """What runs are called from now on, if the name that they had is lost."""
 
     @property
     def is_current(self) -> bool:
@@ -43,22 +46,25 @@ def fresh(schema: Schema) -> str:
     return dump({section.key: as_plain(section.node) for section in schema.sections})
 
 
-def reset(schema: Schema, text: str | None) -> Bound:
+def reset(schema: Schema, text: str | None, project_name: str | None = None) -> Bound:
     """As `bind` without an old text, but runs keep the name that the file gives them: else later ones would be among
-    those of another experiment. A file that cannot be read has none."""
+    those of another experiment. Of a file that cannot be read nobody knows it: then it is the project's, as `train new`
+    has it, unless the code itself has one; `renamed` tells."""
     bound = bind(schema)
     key = next((section.key for section in schema.sections if section.role == "cfg"), None)
-    try:
-        former = None if not text else parse(text).bare()
-    except ConfigError:
-        former = None
-    cfg = former.get(key) if isinstance(former, dict) else None
-    name = cfg.get("name") if isinstance(cfg, dict) else None
     document = _yaml().load(bound.text)
-    if not isinstance(name, str) or "name" not in (document.get(key) or {}):
+    if "name" not in (document.get(key) or {}):
         return bound
+    name = of_code = document[key]["name"]
+    renamed = None
+    try:
+        cfg = parse(text or "").bare().get(key)
+        former = cfg.get("name") if isinstance(cfg, dict) else None
+        name = former if isinstance(former, str) else of_code
+    except ConfigError:
+        name = renamed = project_name if project_name and of_code == TrainConfig.name else of_code
     document[key]["name"] = name
-    return replace(bound, text=_dumped(_yaml(), document))
+    return replace(bound, text=_dumped(_yaml(), document), renamed=renamed)
 
 
 def bind(schema: Schema, text: str | None = None) -> Bound:
@@ -74,6 +80,9 @@ def bind(schema: Schema, text: str | None = None) -> Bound:
         document = yaml.load(text)
     except Exception as error:
         raise refusal("conf.yaml", [f"it cannot be read ({type(error).__name__}: {error})"]) from None
+    if not document:  # remarks alone, `null` or {}: there is nothing to merge into, and remarks hang on nothing
+        remarks = "".join(f"{line}\n" for line in text.splitlines() if line.lstrip().startswith("#"))
+        return replace(bind(schema), text=remarks + fresh(schema))
     merge = _Merge()
     merge.document(document, schema)
     changed = bool(merge.added or merge.removed)

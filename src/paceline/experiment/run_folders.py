@@ -14,6 +14,7 @@ from paceline.errors import ConfigError, PacelineError, RunDamagedError
 from paceline.experiment.building import make
 from paceline.experiment.config import TrainConfig
 from paceline.experiment.plan import Plan
+from paceline.project_file import NAME_EXPECTED, can_name_runs
 from paceline.runs import Run, list_runs
 from paceline.runs.kept_call import is_own_call
 from paceline.runs.logdir import results_dir
@@ -61,8 +62,8 @@ def _told(run: Run) -> Mapping[str, Any]:
 def logdir_of(plan: Plan) -> Path:
     """Where the runs of this configuration's name are."""
     name: str = config_of(plan).name
-    if not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise ConfigError(f"cfg.name is {name!r}; expected the name of a folder, without a slash.")
+    if not can_name_runs(name):
+        raise ConfigError(f"cfg.name is {name!r}; {NAME_EXPECTED}")
     return results_dir() / name
 
 

@@ -37,14 +37,19 @@ def parse(text: str) -> Condition:
     return _Parser(text).whole()
 
 
-def seconds(text: str) -> float:
-    """`90`, `90s`, `15m`, `2h`, `2d`, `1w`. ArgumentError for anything else."""
+def seconds(text: str, unit: str = "") -> float:
+    """`90s`, `15m`, `2h`, `2d`, `1w`, `0`. ArgumentError for anything else. Of a number alone only who waits knows the
+    unit: seconds. Of an age, some would mean days, and `gc` would have removed by then what they wanted to keep."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text.strip())
     if match is None:
         raise ArgumentError(
             f"{text!r} is no length of time: expected a number and a unit, as in 30s, 15m, 2h, 2d or 1w."
         )
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    number, unit = float(match[1]), match[2] or unit
+    if not unit and number:
+        *most, last = (f"{match[1]}{one}" for one in _UNITS)
+        raise ArgumentError(f"{text!r} has no unit: did you mean {', '.join(most)} or {last}?")
+    return number * _UNITS[unit or "s"]
 
 
 class _Parser:
