@@ -118,7 +118,7 @@ class FrameReader:
         self._is_reading = False
         self.closed = False
 
-    def bodies(self) -> list[bytearray]:
+    def bodies(self) -> list[bytes | bytearray]:
         if self._is_reading:
             self.closed = True
             return []
@@ -127,9 +127,18 @@ class FrameReader:
         self._is_reading = False
         return found
 
-    def _bodies(self) -> list[bytearray]:
-        self._fill()
-        found, start, end = [], 0, len(self._data)
+    def _bodies(self) -> list[bytes | bytearray]:
+        if not self._data:  # nearly always, and then one frame is all there is
+            chunk = self._read(_FIRST_BYTES)
+            if not chunk or _num_missing(chunk) == 0:
+                return [chunk[_LENGTH.size :]] if chunk else []
+            self._data += chunk
+            if len(chunk) == _FIRST_BYTES:
+                self._fill()
+        else:
+            self._fill()
+        found: list[bytes | bytearray] = []
+        start, end = 0, len(self._data)
         while end - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._data, start)
             if end - start - _LENGTH.size < size:
@@ -141,18 +150,22 @@ class FrameReader:
         return found
 
     def _fill(self) -> None:
-        """Take what is there; sets `closed` at the end of the stream."""
+        """Take what is there."""
         for number in range(_MOST_CHUNKS):  # a flood must not keep the caller here for ever
             size = _CHUNK_BYTES if number > 1 else _FIRST_BYTES
-            try:
-                chunk = os.read(self._fd, size)
-            except (BlockingIOError, InterruptedError):
-                return
-            except ConnectionError:
-                chunk = b""
-            if not chunk:
-                self.closed = True
-                return
+            chunk = self._read(size)
             self._data += chunk
             if len(chunk) < size:  # there was no more: the end of the stream shows when it is read next
                 return
+
+    def _read(self, size: int) -> bytes:
+        """Nothing if there is nothing; sets `closed` at the end of the stream."""
+        try:
+            chunk = os.read(self._fd, size)
+        except (BlockingIOError, InterruptedError):
+            return b""
+        except ConnectionError:
+            chunk = b""
+        if not chunk:
+            self.closed = True
+        return chunk

@@ -172,21 +172,21 @@ class Worker:
         return events
 
     def _event(self, kind: str, value: Any) -> Event:
+        if kind == "asked":
+            return Asked(self.rank, *value)
         if kind == "returned":
             self._busy = False
             return outcome.returned(self.rank, value)
         if kind == "raised":
             self._busy = False
             return outcome.raised(self.rank, value)
-        if kind == "asked":
-            return Asked(self.rank, *value)
         if kind == "preempted":
             return Preempted(self.rank, value)
         return Sent(self.rank, kind, value)
 
     @property
     def has_answered(self) -> bool:
-        return not self._busy or not self.alive
+        return not self._busy or self._is_over
 
     def printed(self) -> Iterator[str]:
         if self._old_log is not None:
