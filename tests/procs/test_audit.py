@@ -68,7 +68,7 @@ class Driver(SGDCallback):
 
 
 def trained(data, tmp_path, kills, saves="last", goes_on=True, record_ids=True, sizes=(2, 3)):
-    engine = LocalEngine(preload=["pyarrow.parquet", "paceline.data.row_log"], slots=sizes[1])
+    engine = LocalEngine(preload=["pandas", "pyarrow.parquet", "paceline.data.row_log"], slots=sizes[1])
     config = {"dir": str(tmp_path), "kills": kills, "goes_on": goes_on, "saves": saves}
     options = {"num_workers": sizes, "engine": engine, "max_retries": 5, "replacement_timeout_s": 0.0}
     with Trainer(BackendConfig(), logdir=tmp_path / "runs", **options) as trainer:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import boto3
 import fsspec.asyn
+import numpy as np
 import pytest
 import torch
 
@@ -205,7 +206,7 @@ LOAD = """
 def test_load_in_a_new_process_with_amazons_variable(store, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a").write_text("file")
-    info = store.write(1, snapshot({"epoch": 4, "w": torch.ones(8)}), directory=tmp_path / "mine")
+    info = store.write(1, snapshot({"epoch": 4, "w": np.ones(8)}), directory=tmp_path / "mine")
     values, directory = python(LOAD, info.path).splitlines()
     assert values == "4 8.0 file"
     assert not Path(directory).exists()  # the download went with its process
@@ -236,7 +237,7 @@ def test_unreachable_server_is_an_os_error():
 
 def test_a_run_saves_to_a_bucket_recovers_from_it_and_another_run_resumes(bucket):
     def train(config):
-        checkpoint = paceline.load_checkpoint() or {"step": 0, "weights": torch.zeros(2)}
+        checkpoint = paceline.load_checkpoint() or {"step": 0, "weights": np.zeros(2)}
         is_first_attempt = checkpoint["step"] == 0
         weights = checkpoint["weights"]
         for step in range(checkpoint["step"] + 1, config["num_steps"] + 1):
@@ -248,7 +249,8 @@ def test_a_run_saves_to_a_bucket_recovers_from_it_and_another_run_resumes(bucket
         return weights.tolist()
 
     strategy = CheckpointStrategy(num_to_keep=2, storage_path=f"s3://{bucket}/models")
-    with paceline.Trainer(num_workers=2) as trainer:
+    engine = paceline.LocalEngine(preload=["numpy", "s3fs"])
+    with paceline.Trainer(paceline.BackendConfig(), num_workers=2, engine=engine) as trainer:
         killed = trainer.run(train, {"num_steps": 4, "kill_at": 2}, checkpoint_strategy=strategy)
         assert killed == [[10.0, 10.0]] * 2
         path = trainer.latest_checkpoint_path

@@ -18,8 +18,9 @@ from paceline import BackendConfig, LocalEngine, Trainer, load_run
 from paceline.data import from_numpy, mix, read_parquet
 
 NUM_ROWS = 600
-READERS = ["pyarrow.parquet", "paceline.data.row_log"]
-"""What workers import to read: good to have before they are forked, again and again."""
+READERS = ["pandas", "pyarrow.parquet", "paceline.data.row_log"]
+"""What workers import to read, pyarrow the first of them for its arrays: good to have before they are forked, again and
+again."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,8 @@ def test_run_is_resumed_and_its_files_are_found_again(files, tmp_path):
         raise LookupError("once")
 
     config = {"marks": str(tmp_path), "die_at": [], "leave_at": 7}
-    trainer = Trainer(backend=BackendConfig(), num_workers=2, logdir=tmp_path / "runs")
+    engine = LocalEngine(preload=READERS)
+    trainer = Trainer(backend=BackendConfig(), num_workers=2, engine=engine, logdir=tmp_path / "runs")
     with trainer, pytest.raises(LookupError):
         trainer.run(fail_once, config, dataset=read_parquet(files).random_shuffle())
     run_dir = trainer.latest_run_dir
@@ -159,7 +161,7 @@ def test_seeds_form_of_the_loop_on_each_side_of_the_door(files, tmp_path):
             other = dataset.get_shard(1 - paceline.world_rank()).to_torch(batch_size=config["batch_size"])
         return sum(len(x) for x, y in dataloader), sum(len(y) for x, y in other)
 
-    with Trainer(backend=BackendConfig(), num_workers=2, logdir=tmp_path / "runs") as trainer:
+    with Trainer(backend="torch", num_workers=2, logdir=tmp_path / "runs") as trainer:
         assert trainer.run(train_func, {"batch_size": 32}, dataset=read_parquet(files)) == [(300, 300), (300, 300)]
         sizes = trainer.run(
             lambda: len(list(torch.utils.data.DataLoader(paceline.get_data_shard(), batch_size=50))),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline import BackendConfig, Trainer
+from paceline import BackendConfig, LocalEngine, Trainer
 from paceline.data import from_numpy, read_parquet, to_cv
 
 NUM_ROWS, SPLITS = 34, 3
@@ -22,7 +22,8 @@ def splitters():
 
 @pytest.fixture(scope="module")
 def warm(lasts):
-    with Trainer(backend=BackendConfig(), num_workers=2, logdir="folds") as trainer, lasts(trainer):
+    engine = LocalEngine(preload=["pandas", "pyarrow.parquet", "paceline.data.row_log"])
+    with Trainer(backend=BackendConfig(), num_workers=2, engine=engine, logdir="folds") as trainer, lasts(trainer):
         yield trainer
 
 

@@ -13,7 +13,7 @@ from paceline.checkpoints import load
 def warm(lasts):
     """Two workers for all tests: each meets what the ones before have left in the process."""
     modules = [f"paceline.integrations.{name}" for name in ("fabric", "lightning", "transformers")]
-    engine = LocalEngine(preload=modules)
+    engine = LocalEngine(preload=[*modules, "omegaconf", "s3fs"])  # which Lightning imports when it trains
     with Trainer(backend="torch", num_workers=2, logdir="integrations", engine=engine) as trainer, lasts(trainer):
         yield trainer
 
@@ -53,6 +53,19 @@ def test_script_of_accelerate_runs_as_it_is_and_again_with_another_precision(war
     assert_same(plain[0][:1], plain[1][:1])
     mixed = warm.run(train_with_accelerate, {"precision": "bf16"})
     assert [found[1:] for found in mixed] == [(2, 0, "bf16"), (2, 1, "bf16")]
+
+
+def test_stateful_torchmetrics_synchronise_over_the_workers(warm):
+    """Those of Ray do in test_trainer.py."""
+
+    def train_func():
+        import torchmetrics
+
+        metric = torchmetrics.MeanMetric()
+        metric.update(float(paceline.world_rank() * 10))
+        return metric.compute().item()
+
+    assert warm.run(train_func) == [5.0, 5.0]
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,10 @@ def test_asking_for_another_process_group_backend_says_where_to_ask(warm):
         warm.run(main)
 
 
+@pytest.mark.parametrize("warm", ["ray"], indirect=True)
 def test_stateful_torchmetrics_synchronise_over_the_workers(warm):
+    """Those of this machine do in test_integrations.py: there it is imported anyway, and that takes seconds."""
+
     def train_func():
         import torchmetrics
 
