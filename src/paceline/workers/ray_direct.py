@@ -161,7 +161,7 @@ class LineEnd:
         os.eventfd_write(self._wake, 1)
 
 
-def _question(rank: int, body: bytearray) -> Event:
+def _question(rank: int, body: bytes | bytearray) -> Event:
     try:
         return Asked(rank, DIRECT, *parcel.loads(body))
     except (Exception, SystemExit) as error:  # of a class of the user's, which cannot be had here
