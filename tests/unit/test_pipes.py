@@ -2,6 +2,7 @@
 
 import os
 import select
+import time
 
 from paceline.workers import pipes
 from paceline.workers.pipes import stay_awake
@@ -22,8 +23,14 @@ class Poller:
 def test_until_something_comes(monkeypatch):
     monkeypatch.setattr(pipes, "AWAKE_S", 60.0)
     poller = Poller(num_in_vain=5)
-    stay_awake(poller)
+    stay_awake(poller, since=time.perf_counter())
     assert poller.num_asked == 6
+
+
+def test_nobody_is_asked_when_the_moment_is_over():
+    poller = Poller(num_in_vain=0)
+    stay_awake(poller, since=time.perf_counter() - pipes.AWAKE_S)
+    assert poller.num_asked == 0
 
 
 def test_no_longer_than_a_moment_if_nothing_comes():
@@ -31,7 +38,7 @@ def test_no_longer_than_a_moment_if_nothing_comes():
     poller = select.poll()
     poller.register(reads, select.POLLIN)
     try:
-        stay_awake(poller)  # or for ever
+        stay_awake(poller, since=time.perf_counter())  # or for ever
         assert poller.poll(0) == []
     finally:
         os.close(reads)

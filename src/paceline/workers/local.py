@@ -23,6 +23,7 @@ from paceline.errors import ArgumentError, ResourcesError, StackDumpError, Worke
 from paceline.registry import WORKER_MODULES
 from paceline.workers import surroundings
 from paceline.workers.base import (
+    DIRECT,
     Asked,
     Call,
     Event,
@@ -37,6 +38,7 @@ from paceline.workers.base import (
 from paceline.workers.devices import GpuShare, gpu_ids, gpu_variables, num_cpus, num_threads, share_gpus
 from paceline.workers.local_worker import END_S, Worker
 from paceline.workers.nursery import shared_nursery
+from paceline.workers.pipes import stay_awake
 from paceline.workers.stacks import collect_stacks
 
 BATCH_S = 0.05
@@ -99,6 +101,8 @@ class LocalGroup:
         self._poller: select.epoll | None = None
         self._look_at = 0.0
         """When reports and output are due, whoever has something else to say."""
+        self._answered_at = 0.0
+        """When a worker was last answered that has nothing else to do: it may have done it in no time."""
         self._scratch: Path | None = None
         self._remove_scratch: Callable[[], Any] = lambda: None
         self.infos: Sequence[WorkerInfo] = ()
@@ -138,6 +142,8 @@ class LocalGroup:
         who has sent no message is looked at no more often than that: with quick questions and answers, it would take
         as long as these."""
         assert self._poller is not None, "poll before start"
+        if timeout_s > 0:
+            stay_awake(self._poller, since=self._answered_at)
         ready = {fd for fd, _ in self._poller.poll(min(timeout_s, BATCH_S))}
         is_due = not ready or time.monotonic() >= self._look_at
         for worker in self._workers:
@@ -157,6 +163,8 @@ class LocalGroup:
     def answer(self, question: Asked, value: Any) -> None:
         if question.rank < len(self._workers):  # else the group has been ended since
             self._workers[question.rank].answer(question.number, value)
+            if question.number == DIRECT:
+                self._answered_at = time.perf_counter()
 
     def can_grow(self) -> bool:
         return bool(self._workers) and self._wanted() > len(self._workers)

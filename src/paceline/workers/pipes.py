@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, suppress
 
 AWAKE_S = 0.0005
-"""How long who waits for an answer stays awake: as long as a driver takes that has little to do before the next one."""
+"""How long who waits for an answer stays awake: as long as the other side takes that has little to do for it."""
 
 
 def new_pipe(num_bytes: int = 1 << 18) -> tuple[int, int]:
@@ -23,9 +23,10 @@ def kept(files: ExitStack, fd: int) -> int:
     return fd
 
 
-def stay_awake(poller: select.poll) -> None:
-    """Until there is something to read, but not for long: to wake somebody who sleeps takes longer than most drivers
-    need. The core is for whoever else wants it meanwhile, the driver above all."""
-    deadline = time.perf_counter() + AWAKE_S
-    while not poller.poll(0) and time.perf_counter() < deadline:
+def stay_awake(poller: "select.poll | select.epoll", since: float) -> None:
+    """Until there is something to read, but not for long after that moment of `time.perf_counter`: to wake somebody who
+    sleeps takes longer than most answers need, and may move him to another core, away from all that he had in its
+    cache. The core is for whoever else wants it meanwhile, the other side above all."""
+    deadline = since + AWAKE_S
+    while time.perf_counter() < deadline and not poller.poll(0):
         os.sched_yield()

@@ -11,6 +11,7 @@ Who cannot open the pipes, in a container of its own, goes on with Ray.
 
 import os
 import select
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -149,7 +150,7 @@ class LineEnd:
     def ask(self, topic: str, value: Any) -> Any:
         """EOFError if there is no answer any more: the driver is gone, or `wake` was called."""
         write_frame(self._outbox, parcel.quick_dumps((topic, value)))
-        stay_awake(self._poller)
+        stay_awake(self._poller, time.perf_counter())
         while not self._messages.closed:
             if self._wake in dict(self._poller.poll()):
                 break

@@ -131,7 +131,7 @@ class ProcessWire:
 
     def ask_directly(self, topic: str, value: Any) -> Any:
         self.send("asked", (DIRECT, topic, value))
-        stay_awake(self._answers)
+        stay_awake(self._answers, time.perf_counter())
         try:
             frame = read_frame(self._answer_fd)
         except (EOFError, OSError) as error:
