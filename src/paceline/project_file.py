@@ -1,6 +1,7 @@
 """A project's pyproject.toml, and what of it is ours. Nothing heavy is imported for it."""
 
 import tomllib
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ from paceline.errors import ConfigError
 from paceline.regular_files import read_regular
 
 NAME_EXPECTED = (
-    "expected the name of a folder: up to 255 bytes, without a slash or a line break, and with no dot in front."
+    "expected the name of a folder: one line of text, up to 255 bytes, without a slash, and with no dot in front."
 )
 _MOST_BYTES = 2**20
 _MOST_NAME_BYTES = 255
+_NO_TEXT = {"Cc", "Cs", "Zl", "Zp"}
+"""Control characters, halves of characters, and what begins another line or paragraph, by Unicode."""
 
 
 def read_project_file(project: Path) -> dict[str, Any] | None:
@@ -41,8 +44,9 @@ def project_name(project: Path) -> str:
 
 def can_name_runs(name: str) -> bool:
     """Hidden folders among the results are ours, as the trash is, and a name is a line of what `xp ls -q` lists."""
-    is_long = len(name.encode(errors="surrogateescape")) > _MOST_NAME_BYTES
-    return bool(name) and not name.startswith(".") and "/" not in name and name.isprintable() and not is_long
+    if not name or name.startswith(".") or "/" in name or any(unicodedata.category(one) in _NO_TEXT for one in name):
+        return False
+    return len(name.encode()) <= _MOST_NAME_BYTES
 
 
 def table_in(told: dict[str, Any], project: Path, *names: str) -> dict[str, Any]:

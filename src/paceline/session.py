@@ -76,10 +76,13 @@ class EndingForks:
 
 def end_fork(caught: BaseException | None = None) -> NoReturn:
     """End this process, which the user's code has forked, as Python would end with what it has raised."""
-    code = _exit_code_of(caught)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+    code = 1
+    try:
+        code = _exit_code_of(caught)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:  # whatever is wrong with the streams, which it may have closed: it must not go on in its parent's name
+        os._exit(code)
 
 
 def _exit_code_of(caught: BaseException | None) -> int:

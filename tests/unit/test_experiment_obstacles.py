@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from paceline.experiment import run_experiment, running, same_runs
 from paceline.experiment.project import read_conf, write_conf
 from paceline.experiment.run_folders import alone_in
+from paceline.project_file import can_name_runs
 from paceline.runs.kept_call import load_call
 
 
@@ -186,12 +187,30 @@ def test_reset_of_a_damaged_file_says_how_runs_are_called_now(project, project_t
         file.write(project_table)
     name, conf = name or project.name, project / "conf.yaml"
     conf.write_text("<<<<<<< HEAD\ntypes: [\n")
-    assert f"could not be read, nor the name of the runs in it: they are called '{name}' from" in reset()
+    assert f"name that the runs had could not be read in conf.yaml: they are called '{name}' from" in reset()
     assert f"\n  name: {name}\n" in conf.read_text()
     for readable in (conf.read_text().replace(f"name: {name}", "name: other"), ""):
         conf.write_text(readable)
         assert "could not be read" not in reset()
         assert ("\n  name: other\n" if readable else "\n  name: experiment\n") in conf.read_text()
+
+
+def test_reset_of_a_file_whose_configuration_is_of_another_class(project):
+    """As after a `TrainConfig` of one's own was written: the name was in the section of the former one."""
+    call("bind")
+    conf = project / "conf.yaml"
+    sections = conf.read_text()
+    assert sections.count("ExactConfig:\n") == 1
+    conf.write_text(sections.replace("ExactConfig:\n", "FormerConfig:\n").replace("name: experiment", "name: former"))
+    assert f"they are called '{project.name}' from now on" in reset()
+    assert f"\n  name: {project.name}\n" in conf.read_text()
+
+
+def test_names_of_any_language():
+    for name in ("می\u200cروم", "5\u00a0m", "digits 2", "x" * 255):
+        assert can_name_runs(name), name
+    for name in ("", ".a", "a/b", "a\nb", "a\u2028b", "a\0", "\ud800", "ä" * 128):
+        assert not can_name_runs(name), name
 
 
 def test_reset_of_a_damaged_file_leaves_the_name_that_the_code_has(project, monkeypatch):

@@ -1,10 +1,12 @@
 """Which cluster workers can be had of."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.errors import ResourcesError
+from paceline.workers import ray_slots
 from paceline.workers.ray import connect
 
 
@@ -35,3 +37,19 @@ def test_other_addresses_are_for_ray_to_judge(address, monkeypatch):
     monkeypatch.setattr("ray.init", lambda **options: asked.append(options))
     connect()
     assert len(asked) == 1
+
+
+def test_connection_of_a_client_is_known_without_asking_its_server(monkeypatch):
+    """Which may be out of reach for a moment, in a poll that would have gone on."""
+
+    def ask():
+        raise ConnectionError("the server is out of reach")
+
+    client = SimpleNamespace(client_worker=SimpleNamespace(_client_id="first"))
+    monkeypatch.setattr(ray_slots.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_slots.ray, "get_runtime_context", ask)
+    monkeypatch.setattr(ray_slots.ray.util.client.ray, "get_context", lambda: client)
+    first = ray_slots.connection()
+    assert first == ray_slots.connection()
+    client.client_worker._client_id = "second"
+    assert ray_slots.connection() not in (first, None)

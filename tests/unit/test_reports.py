@@ -1,5 +1,6 @@
 """Reports as bytes: plain values take the short way, everything else arrives all the same."""
 
+import fcntl
 import os
 
 import numpy as np
@@ -76,6 +77,16 @@ def test_stream_in_pieces_of_any_size(pipe, size):
         reports += [unpack(body) for body in reader.bodies()]
     assert [report["n"] for report in reports] == list(range(30))
     assert [report["_training_iteration"] for report in reports] == list(range(1, 31))
+
+
+@pytest.mark.parametrize("size", [(1 << 16) - 9, (1 << 16) - 8, (1 << 16) - 7, 1 << 16, 1 << 17])
+def test_all_that_is_there_comes_at_once_however_large_the_first_is(pipe, size):
+    """A frame may be just as long as what is read first, and hide that there is more."""
+    end, start = pipe
+    fcntl.fcntl(start, fcntl.F_SETPIPE_SZ, 1 << 19)
+    for body in (b"x" * size, b"y"):
+        write_frame(start, body)
+    assert [len(body) for body in FrameReader(end).bodies()] == [size, 1]
 
 
 def test_torn_report_at_the_end_never_shows(pipe):

@@ -1,6 +1,9 @@
 """What the session functions do outside a run, and what they add by themselves."""
 
+import io
+import os
 import socket
+import sys
 import threading
 
 import pytest
@@ -89,3 +92,20 @@ def test_stop_that_is_wanted_in_the_middle_of_a_look_waits_for_the_next_call():
 def test_data_shard_outside_a_run_says_how_to_have_one():
     with pytest.raises(TrainerStateError, match=r"Trainer\(num_workers=0\)\.run\(train_func, dataset="):
         session.get_data_shard()
+
+
+@pytest.mark.parametrize("raised", [None, KeyError("mine"), SystemExit(3)])
+def test_fork_ends_whatever_it_has_done_to_its_streams(monkeypatch, raised):
+    class Ended(BaseException):
+        pass
+
+    def leave(code):
+        raise Ended(code)
+
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "stdout", closed)
+    monkeypatch.setattr(sys, "stderr", closed)
+    with pytest.raises(Ended):
+        session.end_fork(raised)

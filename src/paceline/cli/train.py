@@ -130,8 +130,8 @@ def _bind(schema: Any, path: Path, text: str | None, reset_as: str | None, json:
             say(f"{what}: {one}")
     if bound.renamed is not None:
         say(
-            f"{path.name} could not be read, nor the name of the runs in it: they are called {bound.renamed!r} from "
-            "now on. If they had another name, write it into cfg.name."
+            f"The name that the runs had could not be read in {path.name}: they are called {bound.renamed!r} from now "
+            "on. If they had another name, write it into cfg.name."
         )
     for one in bound.unknown:
         say(f"{one} could not be recovered from the code: write its value into {path.name}")

@@ -48,8 +48,8 @@ def fresh(schema: Schema) -> str:
 
 def reset(schema: Schema, text: str | None, project_name: str | None = None) -> Bound:
     """As `bind` without an old text, but runs keep the name that the file gives them: else later ones would be among
-    those of another experiment. Of a file that cannot be read nobody knows it: then it is the project's, as `train new`
-    has it, unless the code itself has one; `renamed` tells."""
+    those of another experiment. Of a file that cannot be read nobody knows it, nor of one whose section is that of
+    another class: then it is the project's, as `train new` has it, unless the code itself has one; `renamed` tells."""
     bound = bind(schema)
     key = next((section.key for section in schema.sections if section.role == "cfg"), None)
     document = _yaml().load(bound.text)
@@ -58,11 +58,13 @@ def reset(schema: Schema, text: str | None, project_name: str | None = None) -> 
     name = of_code = document[key]["name"]
     renamed = None
     try:
-        cfg = parse(text or "").bare().get(key)
-        former = cfg.get("name") if isinstance(cfg, dict) else None
-        name = former if isinstance(former, str) else of_code
+        known = parse(text or "").bare()
     except ConfigError:
+        known = None
+    if known is None or (known and key not in known):
         name = renamed = project_name if project_name and of_code == TrainConfig.name else of_code
+    elif isinstance(cfg := known.get(key), dict) and isinstance(cfg.get("name"), str):
+        name = cfg["name"]
     document[key]["name"] = name
     return replace(bound, text=_dumped(_yaml(), document), renamed=renamed)
 

@@ -1,5 +1,6 @@
 """A JAX model as a replica: its parameters are a pytree, it computes its own gradients, and optax makes the step."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ class JaxReplica(OwnState):
     def __init__(self, model: Any):
         import jax
 
-        self.model = model
+        self.model, self._owner_pid = model, os.getpid()
         leaves, self._form = jax.tree_util.tree_flatten_with_path(model.params)
         if not leaves:
             raise ArgumentTypeError(f"{type(model).__qualname__}.params has no arrays: expected a pytree of weights.")
@@ -54,7 +55,7 @@ class JaxReplica(OwnState):
     def compute(self) -> Computed:
         import jax
 
-        loss, gradients, metrics = loss_and_grad_of(self.model)
+        loss, gradients, metrics = loss_and_grad_of(self.model, self._owner_pid)
         leaves, form = jax.tree_util.tree_flatten(gradients)
         shapes = [np.shape(leaf) for leaf in leaves]
         if form != self._form or shapes != [slot.shape for slot in self.slots]:

@@ -117,15 +117,10 @@ class Link:
         return _Within(self, seconds)
 
     @property
-    def making_s(self) -> float | None:
-        """How long models may take to be made. They read data, which may take longer than a step."""
-        return None if self._hang_timeout_s is None else max(BUSY_S, self._hang_timeout_s)
-
-    @property
     def answering_s(self) -> float | None:
-        """How long what is ours may take between two steps. A large state takes longer on its way than a step: how
-        long, is known since the first one was loaded, when the models were made."""
-        return None if self._hang_timeout_s is None else max(self._hang_timeout_s, 3 * self._longest_s)
+        """How long anything but a step may take. Models read data when they are made or go on in it, and a large state
+        takes longer on its way than a step."""
+        return None if self._hang_timeout_s is None else max(BUSY_S, self._hang_timeout_s, 3 * self._longest_s)
 
     @property
     def renewing_s(self) -> float:

@@ -1,5 +1,6 @@
 """A model that computes its own gradients, as numpy arrays, as a replica."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ class NumpyReplica(OwnState):
     kind: ClassVar[str] = "numpy"
 
     def __init__(self, model: Any):
-        self.model = model
+        self.model, self._owner_pid = model, os.getpid()
         self.slots: Sequence[Slot] = [
             Slot(name, array.shape, _travels_as(array)) for name, array in self._arrays().items()
         ]
@@ -27,7 +28,7 @@ class NumpyReplica(OwnState):
         return all(callable(getattr(model, name, None)) for name in ("loss_and_grad", "get_weights", "set_weights"))
 
     def compute(self) -> Computed:
-        loss, gradients, metrics = loss_and_grad_of(self.model)
+        loss, gradients, metrics = loss_and_grad_of(self.model, self._owner_pid)
         found = named(gradients)
         if unknown := found.keys() - self._names:
             weights = ", ".join(slot.name for slot in self.slots)

@@ -145,9 +145,12 @@ def loss_of(model: Any, owner_pid: int) -> Any:
     return given
 
 
-def loss_and_grad_of(model: Any) -> tuple[float, Any, dict[str, Any]]:
-    """What a model that computes its own gradients tells of its next batch: loss, gradients, metrics."""
+def loss_and_grad_of(model: Any, owner_pid: int) -> tuple[float, Any, dict[str, Any]]:
+    """What a model that computes its own gradients tells of its next batch: loss, gradients, metrics. For forks, see
+    above: to look at arrays may need threads too."""
     given = required(model, "loss_and_grad", "each step")()
+    if os.getpid() != owner_pid:
+        end_fork()
     if not isinstance(given, tuple) or len(given) not in (2, 3):
         raise ArgumentTypeError(
             f"{type(model).__qualname__}.loss_and_grad() has returned {type(given).__qualname__}; expected "

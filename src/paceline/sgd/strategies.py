@@ -4,7 +4,8 @@
     ps          each worker is the server of one shard of the gradients, and makes the mean of that: three rounds
     allreduce   collectives of the workers' process group, during the backward pass where that is possible: one round
 
-Rounds go through the driver, not through flags in shared memory: nobody spins, and a lost worker is noticed at once.
+Rounds go through the driver, not through flags in shared memory: nobody is awake in vain for long, and a lost worker is
+noticed at once.
 """
 
 import time

@@ -75,7 +75,7 @@ class Team:
         with _Asking(self):
             self.record.open(self._options.num_workers)
             try:
-                with self.link.within(self.link.making_s):
+                with self.link.within(self.link.answering_s):
                     self._begin()
             except LostError as lost:
                 self._replace(lost)
@@ -248,9 +248,10 @@ class Team:
         """Of workers that do not answer."""
         if self.record is None or self.link.crew.group is None:
             return ""
-        stacks = self.link.crew.group.stacks()
-        blamed = _blamed(without_stacks(stacks))
+        blamed = ""
         try:
+            stacks = self.link.crew.group.stacks()
+            blamed = _blamed(without_stacks(stacks))
             return f"{blamed} Stacks of all ranks are in {self.record.keep_stacks(stacks)}."
         except OSError as error:  # a full disk, say, is not what the user has to know first
             return f"{blamed} Stacks of all ranks could not be written ({error.strerror})."

@@ -130,10 +130,11 @@ class FrameReader:
     def _bodies(self) -> list[bytes | bytearray]:
         if not self._data:  # nearly always, and then one frame is all there is
             chunk = self._read(_FIRST_BYTES)
-            if not chunk or _num_missing(chunk) == 0:
+            is_all = len(chunk) < _FIRST_BYTES
+            if is_all and (not chunk or _num_missing(chunk) == 0):
                 return [chunk[_LENGTH.size :]] if chunk else []
             self._data += chunk
-            if len(chunk) == _FIRST_BYTES:
+            if not is_all:
                 self._fill()
         else:
             self._fill()

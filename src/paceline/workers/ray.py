@@ -108,7 +108,7 @@ class RayGroup:
         self._waiting: deque[_Arrived] = deque()
         self._lines = Lines()
         self._is_whole = False
-        self._connection: tuple[str, str] | None = None
+        self._connection: tuple[str, ...] | None = None
         """By which the actors were made: of another one, Ray knows nothing of them."""
         self._next_look = self._next_collect = 0.0
 
