@@ -42,8 +42,8 @@ class DistributedSGD:
         verbose: print what each step has taken, phase by phase.
         device_reduce: "mean" over all replicas; "sum" adds up those of one worker, as in 2018.
         max_retries: how often lost workers are replaced; negative means always.
-        hang_timeout_s: a step in which a worker does not answer for so long has failed; stacks are kept. So has what
-            loads or saves the state. Models have at least a minute to be made. Default: wait.
+        hang_timeout_s: a step in which a worker does not answer for so long has failed; stacks are kept. What makes the
+            models, and loads or saves their state, has at least a minute. Default: wait.
         engine, cpus_per_worker, resources_per_worker, logdir: as for `Trainer`.
         config: for the run folder.
         callbacks: told about the run in this process; see `Callback`.
