@@ -132,5 +132,6 @@ def put_torch_back():
 if __name__ == "__main__":
     if sys.argv[2] == "torch":  # of which we know what to put back. A driver need not import the others
         importlib.import_module("torch")
-    local.WORKER_MODULES += ("sklearn.datasets",)  # else the workers of nearly every script import it for themselves
+    # Else the workers of nearly every script import these for themselves, or have a nursery of their own for them.
+    local.WORKER_MODULES += ("sklearn.datasets", *(("flax.nnx", "optax") if sys.argv[2] == "jax" else ()))
     main(socket.socket(fileno=int(sys.argv[1])))

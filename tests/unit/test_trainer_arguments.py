@@ -18,7 +18,7 @@ from paceline.errors import MissingDependencyError
 from paceline.launch.data_job import Alone
 from paceline.testing import ScriptedEngine, reports, returns
 from paceline.workers import ray_is_in_use, resolve_engine
-from paceline.workers.base import Place, Resources, Size
+from paceline.workers.base import Place, Preload, Resources, Size
 from paceline.workers.devices import gpu_ids, num_threads, own_gpus, share_gpus
 from paceline.workers.local import LocalEngine, worker_environ
 
@@ -381,3 +381,8 @@ def test_a_trainer_shows_as_a_table_in_a_notebook():
 def test_parameter_with_a_default_keeps_it_without_a_config(config, value):
     with Trainer(backend=BackendConfig(), num_workers=0) as trainer:
         assert trainer.run(lambda argv="default": argv, config) == [value]
+
+
+def test_what_is_to_be_imported_twice_needs_no_nursery_of_its_own():
+    once = LocalEngine()._all_of(Preload(to_train=("json",)))
+    assert LocalEngine(preload=["json"])._all_of(Preload(to_train=("json",))) == once

@@ -82,7 +82,7 @@ class LocalEngine:
 
     def _all_of(self, preload: Preload) -> tuple[str, ...]:
         modules = (*preload.to_join, *preload.to_train, *WORKER_MODULES, *self.preload)
-        return tuple(filter(frameworks.may_be_forked, modules))
+        return tuple(filter(frameworks.may_be_forked, dict.fromkeys(modules)))  # each once: the same share a nursery
 
     def describe(self) -> str:
         gpus = gpu_ids()
