@@ -559,6 +559,10 @@ def test_sigterm_in_a_call_is_a_notice_and_makes_it_stop(process_group):
         process_group.poll(0.1, deliver)
     assert of(Preempted, events)[0].rank == 1
     assert [event.value for event in of(Returned, events)] == ["saved"]
+    told = of(Sent, events)[0].value
+    process_group.abort(lambda event: None)
+    process_group.start()
+    assert told not in {info.pid for info in process_group.infos}, "who will be taken away joins no other group"
 
 
 def test_sigterm_ends_an_idle_worker_and_the_group_is_made_whole(process_group, wait_until):
