@@ -164,7 +164,8 @@ def connection() -> tuple[str, ...] | None:
     Nobody is asked for it: a Ray client would have to ask its server, which may be out of reach for a moment."""
     if not ray.is_initialized():
         return None
-    if (client := ray.util.client.ray.get_context().client_worker) is not None:
+    client = ray.util.client.ray.get_context().client_worker  # type: ignore[no-untyped-call]
+    if client is not None:
         return (client._client_id,)
     context = ray.get_runtime_context()
     return context.get_job_id(), context.get_node_id()
