@@ -102,8 +102,11 @@ def test_fork_ends_whatever_it_has_done_to_its_streams(monkeypatch, raised):
     def leave(code):
         raise Ended(code)
 
-    closed = io.StringIO()
-    closed.close()
+    class Closed(io.StringIO):
+        def flush(self):
+            raise ValueError("I/O operation on closed file")
+
+    closed = Closed()
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(sys, "stdout", closed)
     monkeypatch.setattr(sys, "stderr", closed)
