@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import ResourcesError
-from paceline.workers import ray_slots
-from paceline.workers.ray import connect
+from paceline.workers import ray_connection
+from paceline.workers.ray_connection import connect
 
 
 def test_address_for_jobs_is_told_from_one_for_workers(monkeypatch):
@@ -46,10 +46,10 @@ def test_connection_of_a_client_is_known_without_asking_its_server(monkeypatch):
         raise ConnectionError("the server is out of reach")
 
     client = SimpleNamespace(client_worker=SimpleNamespace(_client_id="first"))
-    monkeypatch.setattr(ray_slots.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray_slots.ray, "get_runtime_context", ask)
-    monkeypatch.setattr(ray_slots.ray.util.client.ray, "get_context", lambda: client)
-    first = ray_slots.connection()
-    assert first == ray_slots.connection()
+    monkeypatch.setattr(ray_connection.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_connection.ray, "get_runtime_context", ask)
+    monkeypatch.setattr(ray_connection.ray.util.client.ray, "get_context", lambda: client)
+    first = ray_connection.connection()
+    assert first == ray_connection.connection()
     client.client_worker._client_id = "second"
-    assert ray_slots.connection() not in (first, None)
+    assert ray_connection.connection() not in (first, None)

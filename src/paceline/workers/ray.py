@@ -7,8 +7,6 @@ imports are the expensive part: the call they are in is unwound, and only the de
 import contextlib
 import itertools
 import math
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +15,8 @@ from typing import Any
 
 import ray
 
-from paceline.errors import ArgumentError, ResourcesError, StackDumpError, WorkerStartError
-from paceline.workers import outcome, takes_jobs_only
+from paceline.errors import ArgumentError, StackDumpError, WorkerStartError
+from paceline.workers import outcome
 from paceline.workers.base import (
     DIRECT,
     Asked,
@@ -34,14 +32,13 @@ from paceline.workers.base import (
     WorkerInfo,
 )
 from paceline.workers.framing import UnreadError
+from paceline.workers.ray_connection import connect, connection
 from paceline.workers.ray_direct import LINE, TELL_S, Lines
 from paceline.workers.ray_roster import Actor, Roster
-from paceline.workers.ray_slots import Slots, bundle_of, cluster_resources, connection, draining_nodes, living_nodes
+from paceline.workers.ray_slots import Slots, bundle_of, cluster_resources, draining_nodes, living_nodes
 from paceline.workers.ray_worker import BATCH_S
 from paceline.workers.reports import unpack
 
-_REACH_S = 10.0
-"""How long the head of a cluster may take to answer."""
 _UNWIND_S = 5.0
 """How long a survivor gets to end its call before it counts as stuck."""
 _LOOK_S = 1.0
@@ -347,36 +344,6 @@ class RayGroup:
             with contextlib.suppress(OSError), self._logs[rank].open("a", encoding="utf-8") as file:
                 file.write(text)
         return Printed(rank, text)
-
-
-def connect() -> None:
-    """Connect this process to a cluster unless it is: to that of RAY_ADDRESS, else to a new one on this machine."""
-    if ray.is_initialized():
-        return
-    address = os.environ.get("RAY_ADDRESS", "")
-    if takes_jobs_only(address):  # Ray's own words know nothing of our ways out
-        raise ResourcesError(
-            f"RAY_ADDRESS is {address}: jobs are sent there, but workers cannot be started from here. To train on that "
-            "cluster, send a job: paceline train launch (--resume goes on with a run); or, on one of its machines, set "
-            "RAY_ADDRESS=HOST:6379. To train without it, unset RAY_ADDRESS."
-        )
-    _check_reachable(address)
-    ray.init(log_to_driver=False)
-
-
-def _check_reachable(address: str) -> None:
-    """ResourcesError if nobody listens at HOST:PORT, of which Ray would convince itself for minutes. Other addresses,
-    such as "auto", are for Ray to judge."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ResourcesError(
-            f"RAY_ADDRESS is {address}, but no Ray cluster answers there ({error}). Start one with `ray start --head`, "
-            "name another, or unset RAY_ADDRESS to train without it."
-        ) from error
 
 
 def _rank(actor: Actor) -> int:

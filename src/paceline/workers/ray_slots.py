@@ -159,18 +159,6 @@ def check_feasible(num_workers: int, bundle: Mapping[str, float]) -> None:
         )
 
 
-def connection() -> tuple[str, ...] | None:
-    """What tells this process's connection to a cluster from any other, to the same one too; None if there is none.
-    Nobody is asked for it: a Ray client would have to ask its server, which may be out of reach for a moment."""
-    if not ray.is_initialized():
-        return None
-    client = ray.util.client.ray.get_context().client_worker  # type: ignore[no-untyped-call]
-    if client is not None:
-        return (client._client_id,)
-    context = ray.get_runtime_context()
-    return context.get_job_id(), context.get_node_id()
-
-
 def cluster_resources() -> dict[str, float]:
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return total
