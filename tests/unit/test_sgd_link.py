@@ -56,7 +56,7 @@ class Workers:
 
 def linked(workers, **more):
     size = len(workers.infos)
-    crew = SimpleNamespace(group=workers, world_size=size, get_ready=lambda: workers)
+    crew = SimpleNamespace(group=workers, world_size=size, get_ready=lambda join_s: workers)
     link = Link(lambda: crew, BackendConfig(), clock=lambda: workers.now, **more)
     assert link.open(lambda infos: (None, {}), SPEC) == list(range(size))
     return link
@@ -109,10 +109,12 @@ class CrewInName:
         self.shown = []
         self.output = SimpleNamespace(flush=lambda: None, take=lambda rank, text: self.shown.append((rank, text)))
 
-    def get_ready(self):
+    def get_ready(self, join_s):
+        self.limits = [join_s]
         return self.group
 
-    def ensure(self):
+    def ensure(self, join_s):
+        self.limits = [join_s]
         self.did.append("ensure")
         if not self._may_start:
             raise WorkerStartError("there is no memory")
@@ -145,6 +147,20 @@ def test_next_workers_are_had_while_the_others_come_to_rest(may_start):
     assert link.crew is (second if may_start else third)
 
 
+def test_joining_has_the_bound_of_what_it_is_done_for():
+    workers, crews = Workers(), []
+
+    def new_crew():
+        crews.append(CrewInName(workers))
+        return crews[-1]
+
+    link = Link(new_crew, BackendConfig(), clock=lambda: workers.now)
+    with link.within(70.0):
+        link.open(lambda infos: (None, {}), SPEC)
+    link.prepare()
+    assert [crew.limits for crew in crews] == [[70.0], [BUSY_S]], "who replaces a lost one never waits without one"
+
+
 @pytest.mark.parametrize(("first_s", "is_busy"), [(5.0, True), (0.1, False)])
 def test_state_of_who_is_at_rest_is_taken_before_others_are_started(first_s, is_busy):
     workers = Workers()
@@ -158,7 +174,7 @@ def test_handler_raises_while_the_next_workers_are_started():
     workers = Workers()
     link = linked(workers)
     crew = CrewInName(workers)
-    crew.ensure = lambda: os.kill(os.getpid(), signal.SIGALRM)
+    crew.ensure = lambda join_s: os.kill(os.getpid(), signal.SIGALRM)
     link._new_crew = lambda: crew
 
     def give_up(*_):

@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.backends.base import BackendConfig
 from paceline.control.attempt import Attempt, Facts, Phase, StopAgreement, Wish, advance
-from paceline.control.crew import POLL_S, Crew
+from paceline.control.crew import POLL_S, Crew, join_limit
 from paceline.control.outcome import Budget, GiveUp, Outcome, Restart, Stop, conclude
 from paceline.control.termination import Signals, Terminated
 from paceline.control.watch import Watch
@@ -211,7 +211,7 @@ class Controller:
         self._signals.check(1)  # there is nothing to save yet
         with self._signals.raising(1):
             self._crew.renew_if_edited()
-            group = self._crew.ensure()
+            group = self._crew.ensure(join_limit(self._limits.hang_timeout_s))
         self._signals.watch()  # again: connecting to Ray installs a handler too
         start, landmarks = self.recorder.begin([info.pid for info in group.infos], self._reason)
         dataset = self._request.dataset

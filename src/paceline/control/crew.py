@@ -33,10 +33,14 @@ from paceline.workers.base import (
     WorkerGroup,
 )
 from paceline.workers.edits import Edits
+from paceline.workers.stacks import rank_names
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+JOIN_S = 60.0
+"""How long workers have to join their group, at the least, where that has a bound: it is no step, which a user's bound
+may be made for."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Crew:
         self._owner_pid = 0
         self.output = RankOutput()
         self._fit = self._is_released = False
+        self._deadline: float | None = None
+        """Of `time.monotonic`, while workers join."""
         self._edits, self._called_ns = Edits(), 0
 
     @property
@@ -95,12 +101,12 @@ class Crew:
         self.break_up(grace_s=2.0)
         self._engine = engine
 
-    def get_ready(self) -> WorkerGroup:
+    def get_ready(self, join_s: float | None = None) -> WorkerGroup:
         """Like `ensure`, but tried again when workers are lost on the way. For calls outside of a run, which has a
         budget of its own for this."""
         for number in itertools.count(1):
             try:
-                return self.ensure()
+                return self.ensure(join_s)
             except (WorkersLostError, WorkerStartError) as error:
                 if 0 <= self._max_retries < number:
                     raise
@@ -127,8 +133,10 @@ class Crew:
         """A worker has imported these files of the user's in its last call."""
         self._edits.learn(files, self._called_ns)
 
-    def ensure(self) -> WorkerGroup:
-        """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking."""
+    def ensure(self, join_s: float | None = None) -> WorkerGroup:
+        """A whole group, ready for a call: the present one if it is fit, else a new one. Blocking. With `join_s`, a
+        worker that has not joined by then counts as lost; else the backend alone says how long one waits for another,
+        and nobody knows of one that is stopped."""
         self._called_ns = time.time_ns()
         group = self.group
         if group is not None and self._fit and group.healthy():
@@ -142,7 +150,7 @@ class Crew:
         try:
             self._is_released = False
             group.start()
-            self._backend.join(self, use_gpu=self.resources.gpus > 0)
+            self._join(join_s)
             if self._setup.hook is not None:
                 self.all(call_in_worker, self._setup.hook, (), {})
             if self._setup.cls is not None:
@@ -152,6 +160,13 @@ class Crew:
             raise
         self._fit = True
         return group
+
+    def _join(self, join_s: float | None) -> None:
+        self._deadline = None if join_s is None else time.monotonic() + join_s
+        try:
+            self._backend.join(self, use_gpu=self.resources.gpus > 0)
+        finally:
+            self._deadline = None  # what a user does with the workers takes as long as it takes
 
     def mark_unfit(self) -> None:
         """The workers may not serve another call, though they may still be of use in this one."""
@@ -199,6 +214,8 @@ class Crew:
                     break
                 if answers.raised:
                     patience -= POLL_S
+                elif self._deadline is not None and time.monotonic() > self._deadline:
+                    break
         except BaseException:  # Ctrl-C, say: the workers are still at it
             self.release()
             raise
@@ -209,6 +226,11 @@ class Crew:
             self.mark_unfit()
             died = answers.died[0]
             raise WorkersLostError(f"Rank {died.rank} {died.reason} while the workers were called.")
+        if not answers.raised and (silent := sorted(calls.keys() - answers.ended)):
+            raise WorkersLostError(
+                f"No answer came in time from {rank_names(silent)} while the workers joined their group: stopped or "
+                "stuck, or waiting for one that is."
+            )
         if answers.raised:
             own = [error for error in answers.raised if not self._backend.is_broken_collective(error)]
             raise as_exception((own or answers.raised)[0], answers.raised)
@@ -218,6 +240,11 @@ class Crew:
         """There is nobody to answer it, and who has asked would wait for ever."""
         assert self.group is not None
         self.group.answer(question, TrainerStateError(f"nobody knows an answer to {question.topic!r} outside of a run"))
+
+
+def join_limit(hang_timeout_s: float | None) -> float | None:
+    """What a user's limit on silence means for workers that join: see `Crew.ensure`."""
+    return None if hang_timeout_s is None else max(JOIN_S, hang_timeout_s)
 
 
 class _Answers:

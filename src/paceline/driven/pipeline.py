@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.control.crew import POLL_S, Crew
+from paceline.control.crew import POLL_S, Crew, join_limit
 from paceline.control.outcome import as_exception
 from paceline.control.termination import Signals
 from paceline.driven.commands import Command, Forget, Line, Order
@@ -52,7 +52,7 @@ class Pipeline:
         if self._over:
             raise TrainerStateError(f"This WorkerGroup {self._over}: its models and values are gone. Make a new one.")
         if self._workers is None:
-            self._workers = self._crew.get_ready()
+            self._workers = self._crew.get_ready(join_limit(self._hang_timeout_s))
             self._owner_pid = os.getpid()
 
     def send(self, command: Command) -> None:

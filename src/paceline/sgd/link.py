@@ -76,7 +76,7 @@ class Link:
         self.num_workers = 1
         """Of the last `open`."""
         self._longest_s = self._making_s = 0.0
-        """That all workers have taken for a command of ours, and to make their models."""
+        """That all workers have taken for a command of ours, and to be there with their models."""
         self.patience_s: float | None = None
         """Within which answers have to come: see `within`."""
         self.on_sent: Callable[[int, str, Any], None] = lambda rank, kind, value: None
@@ -100,12 +100,13 @@ class Link:
     def open(self, task_of: TaskOf, spec: Spec) -> list[Any]:
         """Have workers, with their replicas made; returns the layouts of those, by worker. `task_of` gets the
         workers: what they do, and where their logs are."""
-        group = self.crew.get_ready()
+        begin = self._clock()
+        group = self.crew.get_ready(self.patience_s)
         self.num_workers = self.crew.world_size
         task, logs = task_of(group.infos)
         self._questions, self._lost, self._told, self.is_torn = {}, {}, set(), False
         self._expect(range(self.num_workers))
-        call, begin = Call(serve, (task, spec), label="the model_creator"), self._clock()
+        call = Call(serve, (task, spec), label="the model_creator")
         group.submit(dict.fromkeys(self._asked, call), logs)
         layouts = self._values(group, self._asked)
         self._making_s = max(self._making_s, self._clock() - begin)
@@ -173,7 +174,7 @@ class Link:
         if self._next_crew is None:
             crew = self._new_crew()
             try:
-                crew.ensure()
+                crew.ensure(self.renewing_s)
                 self._next_crew = crew
             except BaseException as error:
                 crew.break_up()
