@@ -182,11 +182,17 @@ def _one_of(key: str, argument: str, from_dict: float | None, given: float | Non
     return from_dict if given is None else given
 
 
+_MOST_WORKERS = 100_000
+"""More than any cluster has had: a slip of the finger, for which lists of that length would be made first."""
+
+
 def size_of(num_workers: Any, replacement_timeout_s: float) -> Size:
     replacement_timeout_s = check_duration("replacement_timeout_s", replacement_timeout_s)
     if not isinstance(num_workers, tuple | list):
         if check_int("num_workers", num_workers) < 0:
             raise ArgumentError(f"num_workers={num_workers}: expected 1 or more, or 0 to run in this process.")
+        if num_workers > _MOST_WORKERS:
+            raise ArgumentError(f"num_workers={num_workers}: expected {_MOST_WORKERS} or fewer.")
         return Size(num_workers, num_workers, replacement_timeout_s)
     if len(num_workers) != 2:
         raise ArgumentError(f"num_workers={num_workers!r}: expected a number, or a pair (min, max).")
@@ -196,6 +202,8 @@ def size_of(num_workers: Any, replacement_timeout_s: float) -> Size:
         check_int("the maximum of num_workers", most)
     if not 1 <= least <= most:
         raise ArgumentError(f"num_workers={num_workers!r}: expected 1 <= min <= max; max may be math.inf.")
+    if least > _MOST_WORKERS:
+        raise ArgumentError(f"num_workers={num_workers!r}: expected a min of {_MOST_WORKERS} or fewer.")
     return Size(least, most, replacement_timeout_s)
 
 

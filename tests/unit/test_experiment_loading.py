@@ -290,7 +290,20 @@ def test_file_that_is_huge_deep_or_no_text_is_refused_in_words(tmp_path):
 def test_anchors_do_not_grow_without_end():
     levels = ["a0: &a0 [x]\n", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))]
     [problem] = problems("".join(levels))
-    assert "more than 100000 values" in problem
+    assert "more than 20000 values" in problem
+
+
+def test_anchor_that_comes_again_is_no_warning(recwarn):
+    load(SCHEMA, TEXT.replace("num_epochs: 10", "num_epochs: &a 10").replace("start_epoch: 0", "start_epoch: &a 0"))
+    assert not list(recwarn)
+
+
+def test_of_very_many_problems_the_first_are_told():
+    with pytest.raises(ConfigError, match="500 problems") as caught:
+        load(SCHEMA, TEXT + "".join(f"key{number}: 1\n" for number in range(500)))
+    lines = str(caught.value).splitlines()
+    assert "key0" in lines[1]
+    assert (len(lines), lines[-1].strip(), len(caught.value.problems)) == (52, "and 450 more", 500)
 
 
 PLAIN = st.recursive(

@@ -175,6 +175,13 @@ def test_checkpoint_goes_on_in_another_run():
     assert paceline.load_run(second.path).metrics["epoch"].min() == 2
 
 
+def test_seed_that_no_generator_takes_is_refused_before_there_is_a_run():
+    for seed in (-1, 2**70):
+        with pytest.raises(ArgumentError, match=r"seed=.*expected an integer from 0 to"):
+            run("seeded", f"cfg.seed={seed}")
+    assert run("seeded").path.name == "run_001"
+
+
 def test_random_generators_go_on_without_a_seed_of_the_run():
     def save_and_restore():
         experiment = made()

@@ -37,6 +37,15 @@ def test_values_are_those_of_yaml():
     assert made["models"]["net"]["block"]["sizes"] == [7, 8.0]
 
 
+@pytest.mark.parametrize("path", ["cfg.nope=1", "cfg.nope.deeper=1", "~losses.mse.nope", "losses.mse.nope.deeper=1"])
+def test_plus_is_advised_only_where_it_helps(path):
+    with pytest.raises(ConfigError) as refused:
+        resolved(path)
+    assert "To add it" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"To add it, say \+losses.mse.dist_sync_on_step="):
+        resolved("losses.mse.dist_sync_on_step=true")
+
+
 def test_class_with_kwargs_takes_what_is_added():
     assert resolved("+losses.mse.dist_sync_on_step=true")["losses"]["mse"]["dist_sync_on_step"] is True
 

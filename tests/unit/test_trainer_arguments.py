@@ -76,7 +76,15 @@ def test_torch_timeout_is_not_positive():
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "error"), [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)]
+    ("num_workers", "error"),
+    [
+        (-1, ValueError),
+        (10**12, ValueError),
+        ((10**12, float("inf")), ValueError),
+        (1.5, TypeError),
+        ("2", TypeError),
+        (True, TypeError),
+    ],
 )
 def test_number_of_workers_is_impossible(num_workers, error):
     with pytest.raises(error, match="num_workers"):

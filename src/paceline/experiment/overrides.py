@@ -20,7 +20,8 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.experiment.document import Entry, parse_value
-from paceline.experiment.schema import Schema
+from paceline.experiment.schema import Node, Schema
+from paceline.experiment.signatures import path_of
 from paceline.experiment.suggestions import did_you_mean
 
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<path>[^=\s]+)(?:=(?P<value>.*))?", re.DOTALL)
@@ -69,10 +70,11 @@ def _applied(schema: Schema, document: Entry, override: Override) -> Entry:
 def _changed_section(
     schema: Schema, document: Entry, key: str, keys: list[str], override: Override, value: Entry | None
 ) -> Entry:
-    [role] = [one.role for one in schema.sections if one.key == key]
+    [section] = [one for one in schema.sections if one.key == key]
     others = {name: one for name, one in document.value.items() if name != key}
     if keys:
-        changed: Entry | None = _changed(document.value.get(key, Entry({})), keys, override, value, role)
+        given = document.value.get(key, Entry({}))
+        changed: Entry | None = _changed(given, keys, override, value, section.role, section.node)
     else:
         changed = value
     return Entry(others if changed is None else {**others, key: changed}, document.where)
@@ -192,7 +194,10 @@ def _paths(entry: Entry, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
         yield from _paths(item, (*path, key))
 
 
-def _changed(entry: Entry, keys: list[str], override: Override, value: Entry | None, done: str) -> Entry:
+def _changed(
+    entry: Entry, keys: list[str], override: Override, value: Entry | None, done: str, node: Any = None
+) -> Entry:
+    """`node` is what the code has in this place, if that is an object."""
     key, *rest = keys
     here = f"{done}.{key}"
     children: Any = entry.value
@@ -204,10 +209,13 @@ def _changed(entry: Entry, keys: list[str], override: Override, value: Entry | N
     if not isinstance(children, dict):
         raise ConfigError(f"{override.text!r}: {done} has nothing inside it.")
     if rest and key in children:
-        return Entry({**children, key: _changed(children[key], rest, override, value, here)}, entry.where)
+        known = node.field(key) if isinstance(node, Node) else None
+        inside = None if known is None else known.value
+        return Entry({**children, key: _changed(children[key], rest, override, value, here, inside)}, entry.where)
     is_there = key in children
     if rest or (is_there != (override.sign != "+") and override.sign != "++"):
-        raise ConfigError(_wrong(override, here, key, children))
+        may_add = not rest and value is not None and _takes_others(node, children)
+        raise ConfigError(_wrong(override, here, key, children, may_add))
     if value is None:
         return Entry({name: one for name, one in children.items() if name != key}, entry.where)
     if key == "_target_":  # what was said to the class before is no mistake if the new one does not take it
@@ -215,8 +223,15 @@ def _changed(entry: Entry, keys: list[str], override: Override, value: Entry | N
     return Entry({**children, key: value}, entry.where)
 
 
-def _wrong(override: Override, here: str, key: str, children: dict[str, Entry]) -> str:
+def _takes_others(node: Any, children: dict[str, Entry]) -> bool:
+    """Whether more keys may be added to it. Of a class that the code does not have here, loading will say."""
+    is_own = isinstance(node, Node) and children.get("_target_", Entry(None)).value == path_of(node.target)
+    return not is_own or node.takes_kwargs
+
+
+def _wrong(override: Override, here: str, key: str, children: dict[str, Entry], may_add: bool) -> str:
     if key in children:
         return f"{override.text!r}: {here} is there already; without the +, it is set."
     known = [name for name in children if name != "_target_"]
-    return f"{override.text!r}: there is no {here}.{did_you_mean(key, known)} To add it, say +{override.path}=..."
+    advice = f" To add it, say +{override.path}=..." if may_add else ""
+    return f"{override.text!r}: there is no {here}.{did_you_mean(key, known)}{advice}"

@@ -29,7 +29,7 @@ from paceline.experiment.project import load_plan
 from paceline.experiment.run_folders import alone_in, config_of, logdir_of
 from paceline.experiment.shards import datasets_in, makes_ray, shards_of
 from paceline.experiment.signatures import path_of
-from paceline.prepare.rng import RandomStream
+from paceline.prepare.rng import RandomStream, check_seed
 from paceline.registry import EXPERIMENT_WORKER_MODULES
 from paceline.runs import Run, load_run
 from paceline.runs.durable import write_atomic
@@ -96,7 +96,7 @@ def run_plan(
     """The same for a configuration that is loaded. `say` is told how batches are prepared. `before_begin` may still
     refuse by raising, when all is ready and nobody else can make a run of that name until there is a folder."""
     cfg = config_of(plan)
-    work = Work(plan, secrets.randbits(32) if cfg.seed is None else cfg.seed)
+    work = Work(plan, secrets.randbits(32) if cfg.seed is None else check_seed(cfg.seed))
     told = {
         "experiment": path_of(plan.experiment),
         "config_hash": plan.config_hash,

@@ -12,7 +12,7 @@ import torch
 from paceline import session
 from paceline.errors import ArgumentError
 from paceline.prepare.device import get_device
-from paceline.prepare.rng import generator_states, restore_generators, seed_generators
+from paceline.prepare.rng import check_seed, generator_states, restore_generators, seed_generators
 from paceline.prepare.scope import current_scope
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -27,8 +27,7 @@ def enable_reproducibility(seed: int = 0) -> None:
     the seeds of their worker processes from it. The run folder records the seed. From now on every checkpoint keeps
     the random generators of each rank, and `load_checkpoint()` puts them back in a function that begins with one.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ArgumentError(f"seed={seed!r}; expected an integer from 0 to 2**63 - 1.")
+    check_seed(seed)
     scope = current_scope()
     if scope.seed is None:
         _remember_switches(scope.undo)

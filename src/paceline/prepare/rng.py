@@ -9,6 +9,7 @@ from typing import Any
 import numpy  # noqa: F401 - datasets and samplers draw from it: it has to be there to be seeded
 import torch
 
+from paceline.errors import ArgumentError
 from paceline.frameworks import generators
 
 
@@ -30,6 +31,13 @@ def restore_generators(states: dict[str, Any], own: Sequence[torch.Generator] = 
     generators.restore(states)
     for generator, state in zip(own, states.get("generators", ()), strict=True):
         generator.set_state(state)
+
+
+def check_seed(seed: Any) -> int:
+    """What every framework's generators take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ArgumentError(f"seed={seed!r}; expected an integer from 0 to 2**63 - 1.")
+    return seed
 
 
 class RandomStream:
