@@ -203,6 +203,9 @@ def test_who_has_left_ray_has_lost_its_workers_and_starts_no_other_cluster(monke
     group._roster, group._lines = SimpleNamespace(seated=lambda: actors), Lines()
     group._waiting, group._next_look = deque(), math.inf
     group.answer(Asked(0, 1, "topic", None), "through Ray")
+    group._roster.infos = [None, None]
+    group.request_stop()
+    assert group.stacks() == dict.fromkeys(range(2), "(no answer: this process has left the cluster of the worker)\n")
     group.poll(0.0, events.append)
     assert [(type(event), event.rank) for event in events] == [(Died, 0), (Died, 1)]
     group.poll(0.0, events.append)

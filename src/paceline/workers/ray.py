@@ -165,12 +165,15 @@ class RayGroup:
         return self._roster.can_grow()
 
     def request_stop(self) -> None:
-        for actor in self._roster.seated():
+        for actor in self._roster.seated() if self._is_connected else ():  # else the next poll tells
             actor.handle.stop.remote()
 
     def stacks(self, timeout_s: float = 2.0) -> dict[int, str]:
         if not self.infos:
             raise StackDumpError("There are no workers: stacks can be had between start() and shutdown().")
+        if not self._is_connected:
+            gone = "(no answer: this process has left the cluster of the worker)\n"
+            return {_rank(actor): gone for actor in self._roster.seated()}
         asked = {actor.rank: actor.handle.stacks.remote() for actor in self._roster.seated()}
         ready = set(ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)[0])
         texts = {}
