@@ -14,7 +14,7 @@ from typing import Any
 from paceline.errors import ConfigError
 
 _MOST_VALUES = 20_000
-"""Each takes 0.1 to 0.2 ms to read, and `bind` reads twice: with 2 MB of values, a hostile file would take a minute."""
+"""Each takes about 0.2 ms to read, anchor or not, and `bind` reads twice."""
 _MOST_DEPTH = 60
 _MOST_BITS = 4096
 _MOST_PROBLEMS = 50
