@@ -182,6 +182,13 @@ def test_seed_that_no_generator_takes_is_refused_before_there_is_a_run():
     assert run("seeded").path.name == "run_001"
 
 
+@pytest.mark.parametrize("change", ["num_epochs=-1", "start_epoch=-1", "prefetch_batches=-1", "log_every=0"])
+def test_numbers_with_which_a_loop_would_do_nothing_are_refused(change):
+    name, _, value = change.partition("=")
+    with pytest.raises(ConfigError, match=rf"cfg\.{name} is {value}: expected \d or more"):
+        run("refused", f"cfg.{change}")
+
+
 def test_random_generators_go_on_without_a_seed_of_the_run():
     def save_and_restore():
         experiment = made()

@@ -343,6 +343,28 @@ def test_gradients_that_are_none_of_the_weights():
     model.loss_and_grad = lambda: 1.0
     with pytest.raises(ArgumentTypeError, match="expected \\(loss, gradients\\)"):
         replica.compute()
+    model.loss_and_grad = lambda: (10**400, {"slope": np.ones(3)})
+    with pytest.raises(ArgumentError, match="larger than any float"):
+        replica.compute()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, "returned None as its gradients"),
+        ({"slope": [None] * 3}, "slope has values of type object"),
+        ({"slope": ["1", "2", "3"]}, "slope has values of type <U1"),
+        ({"slope": np.ones(3) * 1j}, "slope has values of type complex128, but travels as float"),
+        ({"slope": [[1], [2, 3], 4]}, r"slope is \[\[1\], \[2, 3\], 4\]; expected an array"),
+    ],
+    ids=["none", "objects", "texts", "complex", "ragged"],
+)
+def test_gradients_that_are_no_numbers(given, told):
+    model = Line(0)
+    replica = replica_of(model)
+    model.loss_and_grad = lambda: (1.0, given)
+    with pytest.raises(ArgumentTypeError, match=told):
+        replica.compute()
 
 
 @pytest.mark.parametrize("model", [OddModel(0), Line(0)], ids=["torch", "numpy"])

@@ -146,7 +146,7 @@ class BaseModule(ABC):
         self, measures: Mapping[str, Any], epoch: int, batch_idx: int | None, report: bool, prefix: str
     ) -> dict[str, Any]:
         place = {"epoch": epoch, **({} if batch_idx is None else {"batch": batch_idx})}
-        if batch_idx is not None and batch_idx % max(self.cfg.log_every, 1):
+        if batch_idx is not None and batch_idx % self.cfg.log_every:
             return place
         found = computed(measures, self._not_updated)
         values = {**place, **{f"{prefix}{name}": value for name, value in found.items()}}

@@ -26,7 +26,7 @@ class TrainConfig:
     prefetch_batches: int = 2
     """How many batches `generate_loaders` has ready in advance."""
     log_every: int = 1
-    """Of the batches of an epoch, each so many are reported, and synchronised for that."""
+    """Of the batches of an epoch, one in so many is reported, and synchronised for that."""
     seed: int | None = None
     """For random numbers, deterministic algorithms and the order of shuffled data. None: another one in every run."""
     engine: Literal["local", "ray"] | None = None
@@ -35,7 +35,7 @@ class TrainConfig:
     max_workers: int | None = None
     """If given, the group grows to so many where there is room, and shrinks to `start_workers` where there is not."""
     max_retries: int = 3
-    """How often the run may be restarted after workers have died."""
+    """How often the run may be restarted after workers have died; negative means always."""
     keep_checkpoints: int | None = None
     """How many to keep besides the last: the best ones by `best_metric`, else the newest. None: all."""
     best_metric: str | None = None

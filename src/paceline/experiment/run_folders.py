@@ -68,8 +68,14 @@ def logdir_of(plan: Plan) -> Path:
 
 
 def config_of(plan: Plan) -> Any:
-    """The plan's TrainConfig."""
-    return make(plan.sections["cfg"]) if "cfg" in plan.sections else TrainConfig()
+    """The plan's TrainConfig. ConfigError if it has numbers with which a loop would quietly do nothing, or not what was
+    asked."""
+    cfg = make(plan.sections["cfg"]) if "cfg" in plan.sections else TrainConfig()
+    for name, least in (("num_epochs", 0), ("start_epoch", 0), ("prefetch_batches", 0), ("log_every", 1)):
+        value = getattr(cfg, name)
+        if isinstance(value, int) and value < least:  # a class of the user's own may have None there
+            raise ConfigError(f"cfg.{name} is {value}: expected {least} or more.")
+    return cfg
 
 
 @contextmanager

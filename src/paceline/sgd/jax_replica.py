@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnState, check_weights, loss_and_grad_of
+from paceline.sgd.replica import Computed, OwnState, check_weights, gradient_array, loss_and_grad_of
 
 
 class JaxReplica(OwnState):
@@ -63,8 +63,7 @@ class JaxReplica(OwnState):
                 f"The gradients of {type(self.model).__qualname__}.loss_and_grad() are {form} of shapes {shapes}; "
                 f"expected the form of params, {self._form} of shapes {[slot.shape for slot in self.slots]}."
             )
-        by_slot = zip(leaves, self.slots, strict=True)
-        arrays: list[Array | None] = [np.asarray(leaf).astype(slot.dtype, copy=False) for leaf, slot in by_slot]
+        arrays: list[Array | None] = [gradient_array(slot, leaf) for slot, leaf in zip(self.slots, leaves, strict=True)]
         return Computed(loss, arrays, self._metrics(metrics))
 
     def apply(self, gradients: Sequence[Array | None]) -> None:

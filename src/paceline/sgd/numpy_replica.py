@@ -1,14 +1,14 @@
 """A model that computes its own gradients, as numpy arrays, as a replica."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.sgd.packing import Array, Slot
-from paceline.sgd.replica import Computed, OwnState, check_weights, loss_and_grad_of
+from paceline.sgd.replica import Computed, OwnState, check_weights, gradient_array, loss_and_grad_of
 
 
 class NumpyReplica(OwnState):
@@ -29,6 +29,11 @@ class NumpyReplica(OwnState):
 
     def compute(self) -> Computed:
         loss, gradients, metrics = loss_and_grad_of(self.model, self._owner_pid)
+        if not isinstance(gradients, Iterable):
+            raise ArgumentTypeError(
+                f"loss_and_grad() has returned {gradients!r} as its gradients; expected what get_weights() gives: a "
+                "dict or a list of arrays."
+            )
         found = named(gradients)
         if unknown := found.keys() - self._names:
             weights = ", ".join(slot.name for slot in self.slots)
@@ -36,11 +41,9 @@ class NumpyReplica(OwnState):
                 f"loss_and_grad() has gradients of what is no weight: {', '.join(sorted(unknown))}; the weights are "
                 f"{weights}."
             )
-        return Computed(
-            loss,
-            [_gradient(slot, found.get(slot.name)) for slot in self.slots],
-            self._metrics(metrics),
-        )
+        given = ((slot, found.get(slot.name)) for slot in self.slots)
+        arrays = [None if gradient is None else gradient_array(slot, gradient) for slot, gradient in given]
+        return Computed(loss, arrays, self._metrics(metrics))
 
     def apply(self, gradients: Sequence[Array | None]) -> None:
         """By the model's own `apply_gradients`, else plain gradient descent."""
@@ -101,12 +104,3 @@ def named(values: Any) -> dict[str, Any]:
 def _travels_as(array: Array) -> str:
     is_small = array.dtype.itemsize <= 2 or array.dtype.kind not in "fc"
     return "float32" if is_small else array.dtype.name
-
-
-def _gradient(slot: Slot, given: Any) -> Array | None:
-    if given is None:
-        return None
-    array = np.asarray(given)
-    if array.shape != slot.shape:
-        raise ArgumentError(f"The gradient of {slot.name} is {list(array.shape)}, but the weight {list(slot.shape)}.")
-    return array.astype(slot.dtype, copy=False)

@@ -159,12 +159,32 @@ def loss_and_grad_of(model: Any, owner_pid: int) -> tuple[float, Any, dict[str, 
     loss, gradients, *rest = given
     try:
         number = float(loss)
+    except OverflowError:
+        raise ArgumentError(
+            f"{type(model).__qualname__}.loss_and_grad() has returned a loss that is larger than any float."
+        ) from None
     except (TypeError, ValueError):
         raise ArgumentTypeError(
             f"{type(model).__qualname__}.loss_and_grad() has returned {loss!r} as its loss; expected one number. Of "
             "value_and_grad(..., has_aux=True), return (loss, gradients, metrics)."
         ) from None
     return number, gradients, rest[0] if rest else {}
+
+
+def gradient_array(slot: Slot, given: Any) -> Array:
+    """In the dtype that it travels in, if it can: not what only looks like numbers, nor half of a complex one."""
+    try:
+        array = np.asarray(given)
+    except ValueError:  # rows of unequal lengths
+        raise ArgumentTypeError(f"The gradient of {slot.name} is {given!r}; expected an array.") from None
+    if array.dtype.kind in "OUSMm" or (array.dtype.kind == "c" and np.dtype(slot.dtype).kind != "c"):
+        raise ArgumentTypeError(
+            f"The gradient of {slot.name} has values of type {array.dtype}, but travels as {slot.dtype}: expected "
+            "numbers that fit."
+        )
+    if array.shape != slot.shape:
+        raise ArgumentError(f"The gradient of {slot.name} is {list(array.shape)}, but the weight {list(slot.shape)}.")
+    return array.astype(slot.dtype, copy=False)
 
 
 def required(model: Any, name: str, needed_for: str) -> Callable[..., Any]:
