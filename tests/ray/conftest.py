@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import urllib.request
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,12 +24,12 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 @pytest.fixture(scope="session")
-def cluster(ends):
-    return ends["cluster"].enter_context(_cluster())
+def cluster(ends, wait_until):
+    return ends["cluster"].enter_context(_cluster(wait_until))
 
 
 @contextlib.contextmanager
-def _cluster():
+def _cluster(wait_until):
     """A cluster with all that drivers connect to, and the environment by which they find it and are let in."""
     folder = tempfile.mkdtemp(prefix="ray_", dir="/tmp")  # the path of a socket may not be long
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -49,9 +51,8 @@ def _cluster():
             said += line
         address = re.search(r"--address='(\S+)'", said).group(1)
         # A client that comes before the agent is up hangs for a minute: its server dies at its birth.
-        submit = [*RAY, "job", "submit", f"--address=http://127.0.0.1:{dashboard}", "--no-wait", "--", "true"]
-        tried = (subprocess.run(submit, env=env, capture_output=True, timeout=120) for _ in range(30))
-        assert any(done.returncode == 0 for done in tried), "Ray's agent did not come up"
+        for what in (f"{agent}/api/local_raylet_healthz", f"{dashboard}/api/version"):
+            wait_until(partial(_answers, f"http://127.0.0.1:{what}", env["RAY_AUTH_TOKEN"]), what, 120)
         yield SimpleNamespace(
             address=address, client=f"ray://127.0.0.1:{client}", jobs=f"http://127.0.0.1:{dashboard}", env=env
         )
@@ -63,6 +64,14 @@ def _cluster():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answers(url, token):
+    """Asked without a job, which would be three programs that import Ray, for seconds each."""
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=10):
+        return True
+    return False
 
 
 def free_ports(count):
