@@ -68,19 +68,13 @@ def test_stopped_run_ends_with_its_next_checkpoint(undisturbed, monkeypatch):
     assert stopped.metrics.query("rank == 0")["epoch"].max() == len(stopped.checkpoints) - 1
 
 
-def test_run_killed_in_the_middle_of_an_epoch_goes_on_there(undisturbed):
+def test_run_that_failed_in_the_middle_of_an_epoch_is_resumed_there_by_its_folder(undisturbed):
     changes = ["cfg.seed=1", "cfg.start_workers=2", "models.net.block.dropout=0.1", "cfg.save_every=1"]
-    killed = run("killed_inside", *changes, "cfg.die_at=[1, 1]")
-    assert killed.values == undisturbed.values
-    batches = paceline.load_run(killed.path).metrics.query("rank == 0 and epoch == 1 and batch.notna()")["batch"]
-    assert batches.tolist() == [0, 1, 2]
-
-
-def test_failed_run_is_resumed_by_its_folder(undisturbed):
-    changes = ["cfg.seed=1", "cfg.start_workers=2", "models.net.block.dropout=0.1"]
     with pytest.raises(RuntimeError, match="as asked"):
         run("failed", *changes, "cfg.fail_at=[1, 1]")
     assert Trainer.resume("failed") == undisturbed.values
+    batches = paceline.load_run("failed").metrics.query("rank == 0 and epoch == 1 and batch.notna()")["batch"]
+    assert batches.tolist() == [0, 1, 2]
 
 
 def test_another_number_of_workers_goes_on_in_the_middle_of_an_epoch():

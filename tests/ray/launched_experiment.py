@@ -44,7 +44,7 @@ class Experiment(BaseModule):
                     mse_loss(self.models.dnn(batch["inputs"]), batch["label"]).backward()
                     self.descend()
             is_mended = os.path.exists(os.environ["PACELINE_STORAGE"] + "/mended")
-            if (self.cfg.seed, epoch) == (2, 1) and not is_mended:
+            if (self.cfg.start_workers, epoch) == (1, 1) and not is_mended:
                 raise RuntimeError("not yet")
             with self.stage("val"), torch.no_grad():
                 losses = [mse_loss(self.models.dnn(batch["inputs"]), batch["label"]) for batch in val_loader]

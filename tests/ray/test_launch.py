@@ -73,23 +73,25 @@ def end_of(program, code):
 
 
 def test_sweep_is_launched_and_its_failed_run_goes_on_followed_and_is_found(launcher, wait_until):
-    words = ["num_epochs=2", "start_workers=1", "train.batch_size=500"]
-    told = launcher("train", "launch", "-m", "seed=1,2", *words, "--prepare-batches", "--json", *launcher.address)
+    words = ["num_epochs=2", "train.batch_size=500"]
+    told = launcher(
+        "train", "launch", "-m", "start_workers=0,1", *words, "--prepare-batches", "--json", *launcher.address
+    )
     assert len({json.loads(line)["job"] for line in told.stdout.splitlines()}) == 2
     logdir = launcher.places["here"] / "digits"  # by which they are found however long it takes until they begin
     ends = ["FAILED", "SUCCEEDED"]
     wait_until(lambda: sorted(run.status.state for run in paceline.list_runs(logdir)) == ends, "their ends", 500)
     badly, well = sorted(paceline.list_runs(logdir), key=lambda run: run.status.state)
     assert "not yet" in badly.status.reason
-    assert [run.config["cfg"]["seed"] for run in (well, badly)] == [1, 2]
-    assert {run.request["engine"] for run in (well, badly)} == {"ray"}
+    assert [run.config["cfg"]["start_workers"] for run in (well, badly)] == [0, 1]
+    assert [run.request["engine"] for run in (well, badly)] == ["inline", "ray"]
     assert [run.config["datasets"]["train"]["batch_size"] for run in (well, badly)] == [500, 500]
     sweep = well.config["sweep"]
     assert [run.request["parent"] for run in (well, badly)] == [{"sweep": sweep, "number": n, "of": 2} for n in (1, 2)]
     assert len(entries(launcher.places["storage"] / ".prepared")) == 3  # of both together
 
     (launcher.places["storage"] / "mended").touch()
-    followed = launcher("train", "launch", "--resume", "seed=2", *words, *launcher.address, "--follow")
+    followed = launcher("train", "launch", "--resume", "start_workers=1", *words, *launcher.address, "--follow")
     assert re.findall(r"epoch ./2", followed.stdout) == ["epoch 2/2"]
     assert followed.stderr.endswith(f"{badly.name}: SUCCEEDED\n")
 
