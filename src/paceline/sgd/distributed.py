@@ -219,7 +219,7 @@ class DistributedSGD:
         Blocking; when it returns, the checkpoint is whole and durable. CheckpointWriteError if that cannot be."""
         with self._life.turn():
             state = self.state_dict()
-            if directory is None:
+            if directory is None or self._record.keeps_in(os.fspath(directory)):
                 part = self._record.write(state, self.num_steps)
                 with self._life.failing():  # what a callback raises ends the run, as in a step
                     self._record.commit(part)
