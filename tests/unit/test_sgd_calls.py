@@ -232,3 +232,22 @@ def test_stacks_that_cannot_be_had_do_not_hide_who_hangs():
     team = Team.__new__(Team)
     team.record, team.link = object(), SimpleNamespace(crew=SimpleNamespace(group=SimpleNamespace(stacks=stacks)))
     assert team._keep_stacks() == " Stacks of all ranks could not be written (Too many open files)."
+
+
+def test_state_that_a_model_cannot_take():
+    """The weights are the new ones by then, in some replicas perhaps: nobody may train on with these."""
+
+    class Taking(Falling):
+        def get_state(self):
+            return {"momentum": 1}
+
+        def set_state(self, state):
+            self.momentum = state["momentum"]
+
+    sgd = here(Taking)
+    state = sgd.state_dict()
+    with pytest.raises(KeyError, match="momentum"):
+        sgd.load_state_dict({**state, "replica": {**state["replica"], "own": {}}})
+    assert state_of(sgd) == "FAILED"
+    with pytest.raises(TrainerStateError, match="has ended"):
+        sgd.step()
