@@ -10,7 +10,7 @@ import pytest
 import paceline
 from paceline.control.termination import Signals
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
-from paceline.sgd import DistributedSGD, NumpyModel, life
+from paceline.sgd import DistributedSGD, NumpyModel, life, team
 from paceline.sgd.link import BUSY_S
 from paceline.sgd.team import Team
 
@@ -248,6 +248,23 @@ def test_state_that_a_model_cannot_take():
     state = sgd.state_dict()
     with pytest.raises(KeyError, match="momentum"):
         sgd.load_state_dict({**state, "replica": {**state["replica"], "own": {}}})
+    assert state_of(sgd) == "FAILED"
+    with pytest.raises(TrainerStateError, match="has ended"):
+        sgd.step()
+
+
+def test_handler_raises_where_a_call_is_over(monkeypatch):
+    """Nothing could be called any more, since a call would seem to go on."""
+
+    def interrupted(self, *raised):
+        monkeypatch.undo()
+        raise TimeoutError
+
+    sgd = here()
+    sgd.step()
+    monkeypatch.setattr(team._Asking, "__exit__", interrupted)
+    with pytest.raises(TimeoutError):
+        sgd.get_weights()
     assert state_of(sgd) == "FAILED"
     with pytest.raises(TrainerStateError, match="has ended"):
         sgd.step()

@@ -45,7 +45,7 @@ class Life:
             return act()
         except BaseException as error:
             is_end = not isinstance(error, Exception) or isinstance(error, WorkersLostError | WorkerStartError)
-            if is_end or self._team.link.is_torn:
+            if is_end or self._team.link.is_torn or self._team.is_asking:  # a handler has raised where that is put back
                 self.end_surely(error)
             raise
 
