@@ -11,6 +11,7 @@ import paceline
 from paceline.control.termination import Signals
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
 from paceline.sgd import DistributedSGD, NumpyModel, life, team
+from paceline.sgd.life import Life
 from paceline.sgd.link import BUSY_S
 from paceline.sgd.team import Team
 
@@ -268,3 +269,25 @@ def test_handler_raises_where_a_call_is_over(monkeypatch):
     assert state_of(sgd) == "FAILED"
     with pytest.raises(TrainerStateError, match="has ended"):
         sgd.step()
+
+
+@pytest.mark.parametrize("is_step", [True, False])
+def test_another_thread_ends_it_in_the_middle_of_a_call(is_step):
+    """As a block does that is left by Ctrl-C, and the end of the program, while a thread trains."""
+
+    def lose_the_workers():
+        thread = threading.Thread(target=life.end_with, args=(None,))
+        thread.start()
+        thread.join()
+        raise AssertionError("poll before start")
+
+    def call():
+        if not is_step:
+            life.staying(lose_the_workers)
+        with life.failing():
+            lose_the_workers()
+
+    link = SimpleNamespace(is_torn=False)
+    life = Life(SimpleNamespace(record=None, is_asking=False, link=link, close=lambda state, error: None))
+    with life.turn(), pytest.raises(TrainerStateError, match="Another thread has ended this"):
+        call()
