@@ -541,6 +541,7 @@ def test_a_script_that_does_not_shut_down(last, code, state, tmp_path):
     script.write_text(textwrap.dedent(SCRIPT).replace("{last}", last))
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
+    assert "Exception ignored" not in done.stderr, "what it ends with is ended well"
     run = paceline.load_run(tmp_path)
     assert run.status.state == state
     if state == "FAILED":

@@ -166,8 +166,9 @@ def check_tensorflow_models_that_cannot_be_trained():
         replica_of(Model(built, optimizer=3))
     with pytest.raises(ArgumentTypeError, match=r"returned a tensor of shape \[2, 1\]; expected a tensor with one"):
         replica_of(Model(built, lambda model: model(tf.ones((2, 1))))).compute()
-    with pytest.raises(ArgumentTypeError, match=r"has returned 0.5; expected a tensor"):
-        replica_of(Model(built, lambda model: 0.5)).compute()
+    for loss in (0.5, np.float32(0.5), (tf.constant(1.0), {}, 0.5)):
+        with pytest.raises(ArgumentTypeError, match=r"has returned .*0\.5\)?; expected a tensor with one element, or"):
+            replica_of(Model(built, lambda model, loss=loss: loss)).compute()
     with pytest.raises(ArgumentTypeError, match="depends on none of its weights"):
         replica_of(Model(built, lambda model: tf.constant(1.0))).compute()
 

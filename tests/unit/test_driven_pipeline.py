@@ -62,15 +62,16 @@ def test_two_at_once_do_not_take_each_others_answers():
     assert pipeline.told(1) == ["here"]
 
 
-def test_ctrl_c_while_something_is_sent(monkeypatch):
-    """What was under way is lost: who asked for it would wait for ever."""
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+def test_ctrl_c_while_something_is_sent(monkeypatch, raised):
+    """Or a handler of another signal raises. What was under way is lost: who asked for it would wait for ever."""
 
     def interrupted(calls):
-        raise KeyboardInterrupt
+        raise raised
 
     pipeline = started([told(number_1=parcel.dumps("here"))])
     monkeypatch.setattr(pipeline._workers, "submit", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised):
         pipeline.send(command(1))
     with pytest.raises(TrainerStateError, match="was interrupted"):
         pipeline.send(command(2))

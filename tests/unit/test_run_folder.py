@@ -11,6 +11,7 @@ import pytest
 
 from paceline.errors import ArgumentError, RunNotResumableError, TrainerStateError
 from paceline.runs import RunFolder
+from paceline.runs.driver_lock import DriverLock
 from paceline.runs.durable import read_json, read_json_lines
 
 
@@ -262,3 +263,22 @@ def test_run_that_cannot_go_on_is_free_for_another_try(tmp_path: Path) -> None:
     assert status_of(folder)["state"] == "FAILED"
     folder.logs_dir.unlink()
     RunFolder.reopen(folder.path).close()
+
+
+def test_child_that_lives_on_does_not_keep_a_run_from_being_resumed(folder: RunFolder) -> None:
+    inherited = os.dup(folder._lock._fd)  # as in a fork: the same lock
+    try:
+        folder.close()
+        RunFolder.reopen(folder.path).close()
+    finally:
+        os.close(inherited)
+
+
+def test_child_that_forgets_a_run_leaves_it_to_its_parent(tmp_path: Path) -> None:
+    lock = DriverLock(tmp_path)
+    parents = os.dup(lock._fd)
+    lock._owner_pid = 0  # as in a fork
+    lock.release()
+    with pytest.raises(TrainerStateError, match="is being written by another process"):
+        DriverLock(tmp_path)
+    os.close(parents)

@@ -10,7 +10,8 @@ import pytest
 import paceline
 from paceline.control.termination import Signals
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
-from paceline.sgd import DistributedSGD, NumpyModel, life
+from paceline.sgd import DistributedSGD, NumpyModel, life, team
+from paceline.sgd.life import Life
 from paceline.sgd.link import BUSY_S
 from paceline.sgd.team import Team
 
@@ -232,3 +233,61 @@ def test_stacks_that_cannot_be_had_do_not_hide_who_hangs():
     team = Team.__new__(Team)
     team.record, team.link = object(), SimpleNamespace(crew=SimpleNamespace(group=SimpleNamespace(stacks=stacks)))
     assert team._keep_stacks() == " Stacks of all ranks could not be written (Too many open files)."
+
+
+def test_state_that_a_model_cannot_take():
+    """The weights are the new ones by then, in some replicas perhaps: nobody may train on with these."""
+
+    class Taking(Falling):
+        def get_state(self):
+            return {"momentum": 1}
+
+        def set_state(self, state):
+            self.momentum = state["momentum"]
+
+    sgd = here(Taking)
+    state = sgd.state_dict()
+    with pytest.raises(KeyError, match="momentum"):
+        sgd.load_state_dict({**state, "replica": {**state["replica"], "own": {}}})
+    assert state_of(sgd) == "FAILED"
+    with pytest.raises(TrainerStateError, match="has ended"):
+        sgd.step()
+
+
+def test_handler_raises_where_a_call_is_over(monkeypatch):
+    """Nothing could be called any more, since a call would seem to go on."""
+
+    def interrupted(self, *raised):
+        monkeypatch.undo()
+        raise TimeoutError
+
+    sgd = here()
+    sgd.step()
+    monkeypatch.setattr(team._Asking, "__exit__", interrupted)
+    with pytest.raises(TimeoutError):
+        sgd.get_weights()
+    assert state_of(sgd) == "FAILED"
+    with pytest.raises(TrainerStateError, match="has ended"):
+        sgd.step()
+
+
+@pytest.mark.parametrize("is_step", [True, False])
+def test_another_thread_ends_it_in_the_middle_of_a_call(is_step):
+    """As a block does that is left by Ctrl-C, and the end of the program, while a thread trains."""
+
+    def lose_the_workers():
+        thread = threading.Thread(target=life.end_with, args=(None,))
+        thread.start()
+        thread.join()
+        raise AssertionError("poll before start")
+
+    def call():
+        if not is_step:
+            life.staying(lose_the_workers)
+        with life.failing():
+            lose_the_workers()
+
+    link = SimpleNamespace(is_torn=False)
+    life = Life(SimpleNamespace(record=None, is_asking=False, link=link, close=lambda state, error: None))
+    with life.turn(), pytest.raises(TrainerStateError, match="Another thread has ended this"):
+        call()

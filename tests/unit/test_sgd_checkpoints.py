@@ -97,8 +97,9 @@ def test_storage_refuses_what_is_written():
         folder.write_text("in the way")
         with pytest.raises(CheckpointWriteError, match="The checkpoint of step 1 could not be written"):
             sgd.save_checkpoint()
-        with pytest.raises(CheckpointWriteError, match=f"No checkpoint could be written to {folder}"):
-            sgd.save_checkpoint(folder)
+        other = sgd.run_dir / "run.json"
+        with pytest.raises(CheckpointWriteError, match=f"No checkpoint could be written to {other}"):
+            sgd.save_checkpoint(other)
 
 
 def test_callback_that_raises_ends_the_run():
@@ -125,3 +126,15 @@ def test_disk_full_while_stacks_of_a_hang_are_kept():
         (sgd.run_dir / "logs").write_text("no folder")  # as good as full: nothing can be written there
         told = sgd._team._keep_stacks()
     assert "Stacks of all ranks could not be written" in told
+
+
+def test_folder_of_the_run_may_be_named():
+    """As one restores from it. A checkpoint that the run knew nothing of would have the number of its next one."""
+    with here(2.0, 1.0, checkpoint_strategy=paceline.CheckpointStrategy(1)) as sgd:
+        for save in (lambda: sgd.save_checkpoint(sgd.run_dir / "checkpoints"), sgd.save_checkpoint):
+            sgd.step()
+            path = save()
+        sgd.restore_checkpoint(sgd.run_dir / "checkpoints")
+        assert sgd.num_steps == 2
+    run = paceline.load_run(sgd.run_dir)
+    assert ([info.path for info in run.checkpoints], run.status.state) == ([path], "SUCCEEDED")

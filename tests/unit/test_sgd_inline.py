@@ -87,6 +87,23 @@ def test_position_may_be_an_array():
         assert sgd.for_model(lambda model: model.place.tolist()) == [2, 4]
 
 
+def test_state_stays_as_it_is_while_training_goes_on():
+    """A model may change what it has given, or was given, as its position."""
+
+    class Counting(Walker):
+        def loss_and_grad(self):
+            self.place += 1
+            return 0.0, {"w": np.zeros(1)}
+
+    with DistributedSGD(Counting, num_workers=0, use_cpus=True, verbose=False) as sgd:
+        sgd.step()
+        state = sgd.state_dict()
+        for _ in range(2):
+            sgd.step()
+            sgd.load_state_dict(state)
+            assert sgd.for_model(lambda model: model.place.tolist()) == [1, 1]
+
+
 def test_metric_that_is_called_loss_is_not_the_loss(tmp_path):
     """What `step` returns is what the curve has, and what ranks checkpoints."""
 

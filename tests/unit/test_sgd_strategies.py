@@ -329,6 +329,9 @@ def test_losses_that_are_none():
     model.get_loss = lambda: torch.tensor(1.0)
     with pytest.raises(ArgumentTypeError, match="depends on none of its weights"):
         replica.compute()
+    model.get_loss = lambda: (torch.tensor(1.0), {}, 3)
+    with pytest.raises(ArgumentTypeError, match=r"3\); expected a tensor with one element, or \(loss, metrics\)"):
+        replica.compute()
 
 
 def test_gradients_that_are_none_of_the_weights():

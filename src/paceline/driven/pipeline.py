@@ -133,19 +133,25 @@ class Pipeline:
 
     def _go_on(self, timeout_s: float) -> None:
         """Send what is waiting if the workers are free, and see what has happened."""
-        if self._flight is None and not self._take_off():
-            return
-        assert self._workers is not None
-        assert self._flight is not None
         try:
-            self._workers.poll(timeout_s, self._flight.take)
-        except BaseException:
+            error = self._error_of_next(timeout_s)
+        except BaseException:  # of a signal handler, of whatever kind, on whatever line
             self.close("was interrupted")
             raise
+        if error is not None:
+            raise error
+
+    def _error_of_next(self, timeout_s: float) -> Exception | None:
+        if self._flight is None and not self._take_off():
+            return None
+        assert self._workers is not None
+        assert self._flight is not None
+        self._workers.poll(timeout_s, self._flight.take)
         if self._flight.is_over:
-            self._land(self._flight)
-        elif self._hang_timeout_s is not None and self._flight.silence_s > self._hang_timeout_s:
-            self._give_up_waiting(self._flight)
+            return self._land(self._flight)
+        if self._hang_timeout_s is not None and self._flight.silence_s > self._hang_timeout_s:
+            return self._give_up_waiting(self._flight)
+        return None
 
     def _put_forgotten(self) -> None:
         """Whatever uses these values is on its way already."""
@@ -162,14 +168,15 @@ class Pipeline:
         self._workers.submit(dict.fromkeys(range(self._flight.num_ranks), call))
         return True
 
-    def _land(self, flight: "_Flight") -> None:
+    def _land(self, flight: "_Flight") -> Exception | None:
         self._flight = None
         self._crew.output.flush()
         if flight.died or flight.raised:
-            raise self._failure(flight)
+            return self._failure(flight)
         for number in self._expected & flight.told[0].keys():
             self._told[number] = [flight.told[rank][number] for rank in range(flight.num_ranks)]
         self._take_off()  # the workers go on while the driver looks at what it was told
+        return None
 
     def _failure(self, flight: "_Flight") -> Exception:
         """What was sent after it is left out. The group lives on if all ranks have stopped at the same command: then
@@ -195,7 +202,7 @@ class Pipeline:
             error.add_note("The workers have ended, since their replicas may differ: make a new WorkerGroup.")
         return error
 
-    def _give_up_waiting(self, flight: "_Flight") -> None:
+    def _give_up_waiting(self, flight: "_Flight") -> Exception:
         assert self._workers is not None
         try:
             stacks = self._workers.stacks()
@@ -208,7 +215,7 @@ class Pipeline:
         )
         for rank, text in stacks.items():
             error.add_note(f"Rank {rank}:\n{text}")
-        raise error
+        return error
 
 
 def _unpacked(rank: int, packed: bytes) -> Any:

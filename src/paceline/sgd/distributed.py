@@ -1,5 +1,6 @@
 """DistributedSGD: data-parallel training, one step at a time, driven by an ordinary loop on the driver."""
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -204,22 +205,23 @@ class DistributedSGD:
         their data, if their models say so."""
         with self._life.turn():
             state = self._call(model_calls.state, ranks=[0])[0]
-            return {"replica": state, "step": self.num_steps, "positions": self._team.positions}
+            positions = copy.deepcopy(self._team.positions)  # without workers, they may be the model's own
+            return {"replica": state, "step": self.num_steps, "positions": positions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, in all replicas."""
         check_state(state)
         with self._life.turn():
             self.start()
-            packed = parcel.dumps(state["replica"])
-            self._life.staying(lambda: self._team.load(packed, state["step"], state["positions"]))
+            packed, positions = parcel.dumps(state["replica"]), copy.deepcopy(state["positions"])
+            self._life.staying(lambda: self._team.load(packed, state["step"], positions))
 
     def save_checkpoint(self, directory: str | os.PathLike[str] | None = None) -> str:
         """Write the state as a checkpoint, and return its path: the next one in that folder, or among those of the run.
         Blocking; when it returns, the checkpoint is whole and durable. CheckpointWriteError if that cannot be."""
         with self._life.turn():
             state = self.state_dict()
-            if directory is None:
+            if directory is None or self._record.keeps_in(os.fspath(directory)):
                 part = self._record.write(state, self.num_steps)
                 with self._life.failing():  # what a callback raises ends the run, as in a step
                     self._record.commit(part)

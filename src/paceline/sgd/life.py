@@ -21,6 +21,8 @@ class Life:
     def __init__(self, team: Team):
         self._team = team
         self._is_over = False
+        self._ended_in: int | None = None
+        """The thread that has ended it."""
         self._one_thread, self._owner_pid = threading.RLock(), os.getpid()
         self._turn, self._failing = _Turn(self._one_thread, self._check), _Failing(self)
 
@@ -45,8 +47,9 @@ class Life:
             return act()
         except BaseException as error:
             is_end = not isinstance(error, Exception) or isinstance(error, WorkersLostError | WorkerStartError)
-            if is_end or self._team.link.is_torn:
+            if is_end or self._team.link.is_torn or self._team.is_asking:  # a handler has raised where that is put back
                 self.end_surely(error)
+            self.tell_if_ended_meanwhile(error)
             raise
 
     def shut_down(self) -> None:
@@ -62,7 +65,7 @@ class Life:
             return
         signals = Signals()
         with signals.watching():
-            self._is_over = True
+            self._is_over, self._ended_in = True, threading.get_ident()
             atexit.unregister(self.end_with_program)
             self._team.close(*_end_of(error))
         signals.release()
@@ -75,6 +78,15 @@ class Life:
         except BaseException:
             self.end_with(error)
             raise
+
+    def tell_if_ended_meanwhile(self, error: BaseException) -> None:
+        """Whoever has lost the workers to another thread, which has left the block or the program, has an error that
+        speaks of something else."""
+        if self._is_over and self._ended_in != threading.get_ident() and isinstance(error, Exception):
+            raise TrainerStateError(
+                "Another thread has ended this DistributedSGD in the middle of this call: let the threads that use it "
+                "come to their end before."
+            ) from error
 
     def end_with_program(self) -> None:
         """A script need not call `shutdown`: when it ends well, the run has. At a prompt, no error ends the program."""
@@ -139,6 +151,7 @@ class _Failing:
     ) -> None:
         if error is not None:
             self._life.end_surely(error)
+            self._life.tell_if_ended_meanwhile(error)
 
 
 def _end_of(error: BaseException | None) -> tuple[str, BaseException | None]:

@@ -1,5 +1,6 @@
 """The run of a DistributedSGD: a folder like that of any other run, of which the driver reports every step itself."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from paceline.callbacks.dispatch import CallbackList
 from paceline.checkpoints import snapshot
 from paceline.checkpoints.content.files import record_of
 from paceline.checkpoints.part import CommittedFound, Part
+from paceline.checkpoints.storage.base import open_storage
 from paceline.errors import CheckpointWriteError
 from paceline.rank_session import Task
 from paceline.recording.recorder import Recorder
@@ -76,6 +78,11 @@ class RunRecord:
 
     def progress(self, done: float) -> None:
         self._recorder.take(0, "progress", done)
+
+    def keeps_in(self, folder: str) -> bool:
+        """Whether these are its own checkpoints: what somebody else put there would take the number of its next one."""
+        places = (open_storage(folder).root, self._recorder.saved.root)
+        return len(set(map(os.path.realpath, places))) == 1
 
     def write(self, state: dict[str, Any], step: int) -> Part:
         """What is to be the next checkpoint of this run; `commit` makes it one. Its score is what was told of the last

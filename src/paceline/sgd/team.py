@@ -125,8 +125,10 @@ class Team:
                 self._load(packed_state)
             except LostError:
                 raise
-            except BaseException:  # it is not the state of these models
+            except BaseException as error:
                 self.step_number, self._positions = former
+                if not isinstance(error, ArgumentError):  # with that, nothing has begun: it is not of these models
+                    self.link.is_torn = True
                 raise
 
         self.surely(act)

@@ -55,12 +55,12 @@ class TensorflowReplica(OwnPosition):
 
         with tf.GradientTape() as tape:
             given = loss_of(self.model, self._owner_pid)
-            loss, metrics = given if isinstance(given, tuple) else (given, {})
-        shape = getattr(loss, "shape", None)
-        if shape is None or shape.num_elements() != 1:
-            what = repr(loss) if shape is None else f"a tensor of shape {shape.as_list()}"
+            loss, metrics = given if isinstance(given, tuple) and len(given) == 2 else (given, {})
+        if not tf.is_tensor(loss) or loss.shape.num_elements() != 1:  # not an array of numpy, which has a shape too
+            what = f"a tensor of shape {loss.shape.as_list()}" if tf.is_tensor(loss) else repr(loss)
             raise ArgumentTypeError(
-                f"{type(self.model).__qualname__}.get_loss() has returned {what}; expected a tensor with one element."
+                f"{type(self.model).__qualname__}.get_loss() has returned {what}; expected a tensor with one element, "
+                "or (loss, metrics)."
             )
         gradients = tape.gradient(loss, self.trained)
         if all(one is None for one in gradients):

@@ -57,11 +57,11 @@ class TorchReplica(OwnPosition):
         for weight in (*(self.module.parameters() if self.module is not None else ()), *self._optimized()):
             weight.grad = None
         given = loss_of(self.model, self._owner_pid)
-        loss, metrics = given if isinstance(given, tuple) else (given, {})
+        loss, metrics = given if isinstance(given, tuple) and len(given) == 2 else (given, {})
         if not hasattr(loss, "backward") or loss.numel() != 1:
             raise ArgumentTypeError(
                 f"{type(self.model).__qualname__}.get_loss() has returned {_described(loss)}; expected a tensor with "
-                "one element."
+                "one element, or (loss, metrics)."
             )
         if loss.requires_grad:  # of a model without weights, nothing does
             loss.backward()

@@ -62,7 +62,8 @@ class LogTail:
                 self._fd = os.open(self.path, os.O_RDONLY)
             except OSError:
                 return
-            self._close = weakref.finalize(self, os.close, self._fd)
+            self._close = finalizer = weakref.finalize(self, os.close, self._fd)
+            finalizer.atexit = False  # the program may end workers at exit, and shows then what they have printed
             os.lseek(self._fd, self._skip, os.SEEK_SET)
         left = os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR)
         while left > 0 and (chunk := os.read(self._fd, min(left, _CHUNK_BYTES))):
