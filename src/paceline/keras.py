@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline import session
 from paceline.errors import ArgumentError, CheckpointError
+from paceline.frameworks.tensorflow import rate_apart, variables_of
 from paceline.workers.base import Place
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,9 @@ def _end_epoch_of_data(*, is_over: bool) -> None:
 
 
 def _state(model: Any) -> dict[str, Any]:
-    return {"weights": _values(_variables(model)), "optimizer": _values(_optimizer_variables(model))}
+    state = {"weights": _values(_variables(model)), "optimizer": _values(_optimizer_variables(model))}
+    rate = _rate(model)
+    return state if rate is None else {**state, "learning_rate": rate.numpy()}
 
 
 def _restore(model: Any, state: Mapping[str, Any]) -> None:
@@ -180,6 +183,8 @@ def _restore(model: Any, state: Mapping[str, Any]) -> None:
             _build(model.optimizer, model.trainable_variables)
         _assign(_variables(model), state["weights"], "weights of the model")
         _assign(_optimizer_variables(model), state["optimizer"], "variables of its optimizer")
+        if (rate := _rate(model)) is not None and "learning_rate" in state:
+            rate.assign(state["learning_rate"])
 
 
 def _build(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -197,10 +202,11 @@ def _variables(model: Any) -> list[Any]:
 
 
 def _optimizer_variables(model: Any) -> list[Any]:
-    if model.optimizer is None:
-        return []
-    found = model.optimizer.variables
-    return list(found() if callable(found) else found)  # a method of older ones
+    return [] if model.optimizer is None else variables_of(model.optimizer)
+
+
+def _rate(model: Any) -> Any:
+    return None if model.optimizer is None else rate_apart(model.optimizer)
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:

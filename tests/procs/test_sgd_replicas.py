@@ -145,6 +145,45 @@ def check_object_of_any_class_with_variables_will_do():
     assert weight[:, 0].tolist() == [1, 0, 1, 0, 1]
 
 
+def check_changed_learning_rate_goes_to_another_replica(make):
+    one, other = replica_of(make(0, 1)), replica_of(make(0, 1))
+    one.optimizer.learning_rate.assign(0.02)
+    other.load_state_dict(one.state_dict())
+    assert float(other.optimizer.learning_rate.numpy()) == pytest.approx(0.02)
+
+
+def check_weights_that_nobody_would_train():
+    import tensorflow as tf
+
+    def dense():
+        return tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(2)])
+
+    class Model(TFModel):
+        def __init__(self, hidden, weigh=lambda value: value):
+            self.out, self.hidden, self.weigh = dense(), hidden, weigh
+
+        def get_loss(self):
+            value = tf.ones((1, 2))
+            for layer in self.hidden if isinstance(self.hidden, list) else [self.hidden]:
+                value = layer(value)
+            return tf.reduce_sum(self.out(self.weigh(value)))
+
+        def get_optimizer(self):
+            return tf.keras.optimizers.SGD(0.1)
+
+    class Head(Model):
+        def get_variables(self):
+            return self.out.variables
+
+    for hidden in ([dense()], tf.keras.layers.Dense(2, name="late")):  # in no attribute; not built
+        with pytest.raises(ArgumentTypeError, match=r"weights that nobody would train: .*kernel.* get_variables\(\)"):
+            replica_of(Model(hidden)).compute()
+    for model in (Model(dense()), Model([dense()], tf.stop_gradient), Head([dense()])):
+        replica = replica_of(model)
+        for _ in range(2):
+            assert all(one is not None for one in replica.compute().gradients)
+
+
 def check_tensorflow_models_that_cannot_be_trained():
     import tensorflow as tf
 
@@ -218,6 +257,37 @@ def check_statistics_of_a_jax_model_are_part_of_its_state():
         other.load_state_dict(state)
 
 
+def check_random_key_of_an_optimizer_is_part_of_its_state():
+    import optax
+    from sgd_jax_models import JaxLine
+
+    class Noisy(JaxLine):
+        def get_optimizer(self):
+            return optax.chain(optax.add_noise(0.1, 0.5, 7), optax.sgd(0.1))
+
+    check_state_holds_the_optimizer_and_goes_to_another_replica(Noisy)
+
+
+def check_params_may_be_numbers_of_python():
+    import jax
+    import jax.numpy as jnp
+
+    class Line(JaxModel):
+        def __init__(self):
+            self.params = {"slope": jnp.ones(2), "offset": 0.5}
+
+        def loss_and_grad(self):
+            return jax.value_and_grad(lambda params: params["slope"].sum() * params["offset"])(self.params)
+
+    replica = replica_of(Line())
+    replica.set_weights(replica.weights())
+    replica.apply(replica.compute().gradients)
+    assert {name: weight.tolist() for name, weight in replica.weights().items()} == {
+        "offset": pytest.approx(0.48),
+        "slope": [pytest.approx(0.995)] * 2,
+    }
+
+
 def check_weight_without_a_gradient_stays_when_others_have_one():
     from sgd_jax_models import JaxLine
 
@@ -231,6 +301,8 @@ def check_weight_without_a_gradient_stays_when_others_have_one():
 
 def check_jax_models_that_cannot_be_trained():
     import jax.numpy as jnp
+    import optax
+    from flax import nnx
 
     class Model(JaxModel):
         def __init__(self, params, given=None, optimizer=None):
@@ -247,8 +319,9 @@ def check_jax_models_that_cannot_be_trained():
     params = {"w": jnp.ones(2)}
     with pytest.raises(ArgumentTypeError, match="params has no arrays"):
         replica_of(Model({}))
-    with pytest.raises(ArgumentTypeError, match="expected one of optax"):
-        replica_of(Model(params, optimizer=3))
+    for optimizer in (3, nnx.Optimizer(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)):
+        with pytest.raises(ArgumentTypeError, match="expected one of optax"):
+            replica_of(Model(params, optimizer=optimizer))
     with pytest.raises(ArgumentTypeError, match="neither get_optimizer"):
         replica_of(NoRate(params))
     with pytest.raises(ArgumentTypeError, match=r"has returned float; expected \(loss, gradients\)"):
@@ -285,15 +358,23 @@ def test_replica_of_tf_keras(worker):
     worker.execute(checked, check_state_holds_the_optimizer_and_goes_to_another_replica, "tf_keras")
 
 
+@pytest.mark.parametrize("kind", ["tensorflow", "tf_keras"])
+def test_learning_rate_is_part_of_the_state(worker, kind):
+    worker.execute(checked, check_changed_learning_rate_goes_to_another_replica, kind)
+
+
 @pytest.mark.parametrize(
     "check",
     [
         check_names_do_not_depend_on_what_the_process_has_made_before,
         check_weight_that_the_loss_does_not_depend_on_has_no_gradient,
         check_object_of_any_class_with_variables_will_do,
+        check_weights_that_nobody_would_train,
         check_tensorflow_models_that_cannot_be_trained,
         check_jax_model_without_optax,
         check_statistics_of_a_jax_model_are_part_of_its_state,
+        check_random_key_of_an_optimizer_is_part_of_its_state,
+        check_params_may_be_numbers_of_python,
         check_weight_without_a_gradient_stays_when_others_have_one,
         check_jax_models_that_cannot_be_trained,
     ],

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from paceline.data import from_numpy
 from paceline.driven import Optimizer, WorkerGroup, distributed_training
@@ -40,6 +40,7 @@ def test_value_is_a_number_when_asked(worker_group):
     assert value < 3 <= value + 1
     assert value > 2 >= value - 1
     assert (value == 2.5, value != 2, 2.5 == value, value == 2) == (True, True, True, False)  # noqa: SIM300
+    assert (int(value), round(value, 1), round(value - 0.4), "%d" % value) == (2, 2.5, 2, "2")  # noqa: UP031
     assert bool(value)
     assert not value - 2.5
     [brought] = value.get()
@@ -215,6 +216,29 @@ def test_shuffled_batches_follow_the_seed():
 def test_rest_of_the_rows(worker_group, rest, sizes):
     batches = worker_group.batches(TensorDataset(INPUTS, LABELS), batch_size=4, rest=rest)
     assert [len(inputs) for inputs, _ in batches] == sizes
+
+
+@pytest.mark.parametrize(("rest", "number"), [("pad", 2), ("drop", 1)])
+def test_number_of_batches(worker_group, rest, number):
+    batches = worker_group.batches(TensorDataset(INPUTS, LABELS), batch_size=4, rest=rest)
+    loop = iter(batches)
+    next(loop)
+    assert len(batches) == number == len([*loop]) + 1
+
+
+def test_number_of_batches_that_nobody_knows(worker_group):
+    """What is under way goes on."""
+
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return iter(INPUTS)
+
+    batches = worker_group.batches(Rows(), batch_size=2)
+    loop = iter(batches)
+    next(loop)
+    with pytest.raises(TypeError, match="not known before they are read"):
+        len(batches)
+    assert len([one for one in loop]) == 2
 
 
 def test_validation_keeps_no_gradients(worker_group):

@@ -166,6 +166,29 @@ def test_training_goes_on_from_the_state_of_an_optimizer_as_if_nothing_was():
         assert repr(ours) == repr(theirs)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.inject_hyperparams(optax.adam)(learning_rate=optax.cosine_decay_schedule(0.1, 10)),
+        optax.optimistic_gradient_descent(0.1),
+        optax.adamw(0.1, weight_decay=optax.constant_schedule(0.01)),
+        optax.multi_transform({"a": optax.adam(0.1), "b": optax.set_to_zero()}, {"w": "a", "b": "b"}),
+        optax.MultiSteps(optax.lion(0.1), 2),
+        optax.lbfgs(),
+        optax.contrib.schedule_free_sgd(0.1),
+    ],
+    ids=["injected", "optimistic", "decay by schedule", "several", "accumulated", "line search", "contrib"],
+)
+def test_states_of_optax_come_back_as_they_are(optimizer):
+    """Also those whose class optax has given no public name."""
+    state = optimizer.init({"w": jnp.arange(3.0), "b": jnp.ones(())})
+    back = copy_of({"state": state})["state"]
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    for ours, theirs in zip(jax.tree.leaves(back), jax.tree.leaves(state), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_names_of_arrays_say_where_they_are():
     state = optax.sgd(0.1, momentum=0.9).init({"w": jnp.ones(2)})
     assert [*snapshot({"optimizer": state}).entries] == ["optimizer[0].fields.trace.w"]
@@ -199,6 +222,7 @@ class Arrays:
     [
         ({"$": "optax", "class": "sgd", "fields": {"learning_rate": 1}}, "optax has no state 'sgd'"),
         ({"$": "optax", "class": "contrib", "fields": {}}, "optax has no state 'contrib'"),
+        ({"$": "optax", "class": "partial", "fields": {"func": 1}}, "optax has no state 'partial'"),
         ({"$": "optax", "class": "__builtins__", "fields": {}}, "optax has no state"),
         ({"$": "jax", "array": "x", "dtype": "linalg", "shape": [8]}, "jax has no dtype 'linalg'"),
         ({"$": "jax", "array": "x", "dtype": "object", "shape": [1]}, "jax has no dtype 'object'"),

@@ -10,7 +10,7 @@ import paceline
 from paceline import BackendConfig, Trainer
 from paceline.data import from_numpy
 from paceline.errors import ArgumentError, CheckpointError
-from paceline.keras import ReportCallback, _restore, _state, _tell_if_apart
+from paceline.keras import ReportCallback, _build, _restore, _state, _tell_if_apart
 from paceline.workers.base import Place
 
 DATA = from_numpy(
@@ -209,6 +209,53 @@ def test_optimizer_of_an_older_keras_is_restored():
     assert int(other.optimizer.iterations.numpy()) == 2
     for ours, theirs in zip(other.optimizer.get_weights(), one.optimizer.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+OPTIMIZERS = {
+    "keras 3": lambda keras, tf_keras: keras.optimizers.Adam(0.05),
+    "keras 2": lambda keras, tf_keras: tf_keras.optimizers.Adam(0.05),
+    "older": lambda keras, tf_keras: tf_keras.optimizers.legacy.Adam(0.05),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_learning_rate_that_callbacks_have_changed_is_restored(kind):
+    """As LearningRateScheduler does, from what it finds. Keras 2 has it apart from what else an optimizer has."""
+    import keras
+    import tf_keras
+
+    def model():
+        package = keras if kind == "keras 3" else tf_keras
+        made = package.Sequential([package.Input((3,)), package.layers.Dense(1)])
+        made.compile(OPTIMIZERS[kind](keras, tf_keras), "mse")
+        _build(made.optimizer, made.trainable_variables)
+        return made
+
+    one, other = model(), model()
+    one.optimizer.learning_rate.assign(0.01)
+    state = _state(one)
+    _restore(other, state)
+    assert float(other.optimizer.learning_rate.numpy()) == pytest.approx(0.01)
+    without = {name: value for name, value in state.items() if name != "learning_rate"}
+    _restore(other, without)  # of a checkpoint from before
+
+
+def test_schedule_of_the_learning_rate_goes_on_by_the_count():
+    import tf_keras
+
+    def model():
+        made = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))])
+        schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.5)
+        made.compile(tf_keras.optimizers.SGD(schedule), "mse")
+        return made
+
+    one, other = model(), model()
+    rows = np.ones((8, 3), "f4"), np.ones(8, "f4")
+    one.fit(*rows, epochs=2, verbose=0)
+    _restore(other, _state(one))
+    for made in (one, other):
+        made.fit(*rows, verbose=0)
+    np.testing.assert_array_equal(one.get_weights()[0], other.get_weights()[0])
 
 
 def test_more_may_be_in_the_checkpoint(trainer):

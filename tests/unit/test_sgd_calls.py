@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import paceline
 from paceline.control.termination import Signals
 from paceline.errors import ArgumentError, ArgumentTypeError, TrainerStateError
-from paceline.sgd import DistributedSGD, NumpyModel, life, team
+from paceline.sgd import DistributedSGD, NumpyModel, TorchModel, life, team
 from paceline.sgd.life import Life
 from paceline.sgd.link import BUSY_S
 from paceline.sgd.team import Team
@@ -83,6 +84,65 @@ def test_state_that_has_more_than_this_model_takes():
 def test_weights_that_have_no_names(given):
     with here() as sgd, pytest.raises(ArgumentTypeError, match="expected a dict of arrays by name"):
         sgd.set_weights(given)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.zeros(2), "are of type ndarray; expected a dict or a list of arrays, also if there is only one"),
+        (0.5, "are of type float; expected a dict or a list"),
+        ({"layer": {"w": np.zeros(1)}}, r"weight layer of .*Formed is of type dict; expected an array of numbers"),
+        ({"w": [[1.0], [1.0, 2.0]]}, r"weight w of .*Formed is of type list; expected an array of numbers"),
+    ],
+    ids=["a lone array", "a number", "nested", "ragged"],
+)
+def test_weights_that_are_no_arrays(weights, message):
+    """They would come back in another form than the model has them in."""
+
+    class Formed(Falling):
+        def __init__(self):
+            self.weights = weights
+
+    with pytest.raises(ArgumentTypeError, match=message):
+        here(Formed).step()
+
+
+class Descent(torch.optim.Optimizer):
+    """As one writes it: torch's own have more options."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight -= group["lr"] * weight.grad
+
+
+class Descending(TorchModel):
+    def __init__(self):
+        self.module = torch.nn.Linear(1, 1)
+
+    def get_loss(self):
+        return self.module(torch.ones(1, 1)).sum()
+
+    def get_optimizer(self):
+        return Descent(self.module.parameters(), lr=0.5)
+
+
+def test_optimizer_of_the_user_s_own():
+    with here(Descending) as sgd:
+        before = sgd.get_weights()["bias"]
+        sgd.step()
+        for _ in range(2):
+            sgd.load_state_dict(sgd.state_dict())
+        sgd.step()
+        assert (sgd.get_weights()["bias"] - before).tolist() == pytest.approx([-1.0])
+        state = sgd.state_dict()
+        state["replica"]["optimizer"]["param_groups"][0].pop("lr")
+        with pytest.raises(ArgumentError, match="not that of Descent: it has no lr"):
+            sgd.load_state_dict(state)
 
 
 @pytest.mark.parametrize("given", ["5", True, [1]])

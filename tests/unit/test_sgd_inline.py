@@ -10,7 +10,7 @@ import paceline
 from paceline import session
 from paceline.data import from_numpy
 from paceline.data.given import Supply
-from paceline.errors import ArgumentError, MissingDependencyError, PacelineError
+from paceline.errors import ArgumentError, MissingDependencyError, PacelineError, TrainFunctionError
 from paceline.sgd import DistributedSGD, NumpyModel
 from paceline.testing import ScriptedEngine
 
@@ -75,6 +75,27 @@ class Walker(NumpyModel):
 
     def set_position(self, position):
         self.place = position
+
+
+def test_model_that_is_brought_here_is_a_copy():
+    """As from workers: later steps leave it alone, and it has to travel."""
+
+    class Looping(Walker):
+        def loss_and_grad(self):
+            self.rows = (row for row in "ab")
+            return super().loss_and_grad()
+
+    with DistributedSGD(Walker, num_workers=0, use_cpus=True, verbose=False) as sgd:
+        sgd.step()
+        model = sgd.get_model()
+        sgd.step()
+        assert (type(model), model.place.tolist()) == (Walker, [1, 2])
+    with DistributedSGD(Looping, num_workers=0, use_cpus=True, verbose=False) as sgd:
+        sgd.step()
+        with pytest.raises(TrainFunctionError, match="cannot be pickled") as caught:
+            sgd.get_model()
+        assert "take get_weights()" in caught.value.__notes__[0]
+        sgd.step()
 
 
 def test_position_may_be_an_array():

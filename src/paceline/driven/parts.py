@@ -72,6 +72,13 @@ class Batches:
         self._reader, self._group = reader, reader.worker_group
         self._num_loops = 0
 
+    def __len__(self) -> int:
+        """Batches in an epoch; TypeError if that cannot be known without reading them."""
+        found: int | None = self._group.ask(call_method, self._reader, "num_batches")[0]
+        if found is None:
+            raise TypeError("how many rows there are is not known before they are read")
+        return found
+
     def __iter__(self) -> Iterator[Any]:
         """Of each batch, as many values as it has parts; one value if it is no tuple or list."""
         self._num_loops = number = self._num_loops + 1

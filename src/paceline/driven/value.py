@@ -44,6 +44,12 @@ class Value(Kept):
     def __float__(self) -> float:
         return self.item()
 
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __round__(self, ndigits: int | None = None) -> float:
+        return round(self.item(), ndigits)
+
     def __bool__(self) -> bool:
         return bool(self.item())
 

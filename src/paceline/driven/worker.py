@@ -113,6 +113,13 @@ class Reader:
         self._shard.close()
         self._batches = iter(self._shard.to_torch(**self._options))
 
+    def num_batches(self) -> int | None:
+        """None if nobody knows: an error here would end the lines that are under way."""
+        try:
+            return len(self._shard.to_torch(**self._options))
+        except TypeError:
+            return None
+
     def take(self) -> Any:
         batch = next(self._batches, _END)
         return batch if batch is _END else self._move(batch)

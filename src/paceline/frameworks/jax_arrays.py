@@ -3,6 +3,7 @@ checkpoint holds one.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ def problem(value: object) -> str | None:
         return _problem_of(value)
     package = type(value).__module__.partition(".")[0]
     if package == "optax" and (_state_name(value) is None or any(map(callable, value))):  # type: ignore[call-overload]
-        return "save the state that its init(...) returns, or jax.tree.leaves(...) of what is no state of optax itself"
+        return "save the state that its init(...) returns, or jax.tree.leaves(...) of what is no state of optax's"
     if package == "flax":
         return (
             "save flax.nnx.to_pure_dict(flax.nnx.state(...)) of a module, flax.serialization.to_state_dict(...) of it"
@@ -120,23 +121,30 @@ def _dtype_of(name: str) -> np.dtype[Any]:
 def _state_name(value: object) -> str | None:
     """None for what is not one of optax's own classes of states."""
     kind = type(value)
-    if not _is_state_class(kind):
-        return None
-    import optax
-
-    return kind.__name__ if getattr(optax, kind.__name__, None) is kind else None
+    return kind.__name__ if _is_state_class(kind) and _class_named(kind.__name__) is kind else None
 
 
 def _state_class(name: str) -> type[Any]:
     try:
-        import optax
+        kind = _class_named(name)
     except ModuleNotFoundError as error:
         raise MissingDependencyError("optax", "jax", "loading a checkpoint that holds states of optax") from error
-    kind: Any = getattr(optax, name, None)
     if not _is_state_class(kind):
         raise ValueError(f"optax has no state '{name}'")
     found: type[Any] = kind
     return found
+
+
+def _class_named(name: str) -> Any:
+    """Where optax has it for all to see, or else where it defines it: some states, as that of a schedule whose values
+    are injected, have no public name. By its name alone, since its module may be another one tomorrow."""
+    import optax
+
+    if hasattr(optax, name):
+        return getattr(optax, name)
+    modules = [module for path, module in list(sys.modules.items()) if path.startswith("optax.")]
+    found = ((module.__name__, vars(module).get(name)) for module in modules)
+    return next((kind for path, kind in found if getattr(kind, "__module__", None) == path), None)
 
 
 def _is_state_class(kind: Any) -> bool:

@@ -38,3 +38,20 @@ class Tensorflow(Framework):
 
     def thread_variables(self, num_threads: int) -> dict[str, str]:
         return {"TF_NUM_INTRAOP_THREADS": str(num_threads)}
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Of any Keras': the count of its steps, and what it has for each weight."""
+    found = optimizer.variables
+    return list(found() if callable(found) else found)  # a method of older ones
+
+
+def rate_apart(optimizer: Any) -> Any:
+    """The learning rate as the variable that callbacks change, if it is not among these: Keras 3 has it there, Keras 2
+    has not. None if there is none."""
+    try:
+        rate = optimizer.learning_rate
+    except (AttributeError, ValueError):  # of somebody's own, which has no such thing
+        return None
+    is_known = any(rate is one for one in variables_of(optimizer))
+    return rate if hasattr(rate, "assign") and not is_known else None

@@ -23,6 +23,7 @@ from paceline.sgd.result import StepResult, timing_lines
 from paceline.sgd.team import Team
 from paceline.workers import parcel, resolve_engine
 from paceline.workers.base import Engine
+from paceline.workers.outcome import pack_value
 
 
 class DistributedSGD:
@@ -176,7 +177,9 @@ class DistributedSGD:
         """The trained model, on the CPU: the `nn.Module` of a PyTorch model, else the object that the model_creator
         returned."""
         try:
-            return self._call(model_calls.model, ranks=[0], is_users=True)[0]
+            found = self._call(model_calls.model, ranks=[0], is_users=True)[0]
+            # In this process, too, a copy: later steps would train it, and model.eval() would change them.
+            return found if self.options.num_workers > 0 else parcel.loads(pack_value(found))
         except TrainFunctionError as error:
             error.add_note(
                 "get_model() brings the whole model here: give it a __getstate__ that leaves out what cannot travel, "

@@ -22,6 +22,9 @@ class JaxReplica(OwnState):
 
         self.model, self._owner_pid = model, os.getpid()
         leaves, self._form = jax.tree_util.tree_flatten_with_path(model.params)
+        if not all(hasattr(leaf, "dtype") for _, leaf in leaves):  # numbers of Python
+            leaves = [(path, jax.numpy.asarray(leaf)) for path, leaf in leaves]
+            model.params = jax.tree_util.tree_unflatten(self._form, [leaf for _, leaf in leaves])
         if not leaves:
             raise ArgumentTypeError(f"{type(model).__qualname__}.params has no arrays: expected a pytree of weights.")
         self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
@@ -32,7 +35,7 @@ class JaxReplica(OwnState):
         self._optimizer = model.get_optimizer() if hasattr(model, "get_optimizer") else None
         self._state = None
         if self._optimizer is not None:
-            if not hasattr(self._optimizer, "update"):
+            if not all(hasattr(self._optimizer, name) for name in ("init", "update")):  # flax.nnx has others
                 raise ArgumentTypeError(
                     f"The optimizer of {type(model).__qualname__} is {self._optimizer!r}; expected one of optax, "
                     "returned by get_optimizer()."
@@ -102,7 +105,7 @@ class JaxReplica(OwnState):
 
         state = {"weights": self.weights(), **self._own_state()}
         if self._state is not None:
-            state["optimizer"] = [np.array(leaf) for leaf in jax.tree_util.tree_leaves(self._state)]
+            state["optimizer"] = [_as_numbers(leaf) for leaf in jax.tree_util.tree_leaves(self._state)]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,13 +116,13 @@ class JaxReplica(OwnState):
         if self._state is not None:
             own, form = jax.tree_util.tree_flatten(self._state)
             given = state.get("optimizer", [])
-            shapes = [[list(np.shape(one)) for one in arrays] for arrays in (given, own)]
+            shapes = [[list(np.shape(one)) for one in arrays] for arrays in (given, map(_as_numbers, own))]
             if shapes[0] != shapes[1]:
                 raise ArgumentError(
                     "The state of the optimizer is not that of this model: its arrays have the shapes "
                     f"{shapes[0]}, expected {shapes[1]}."
                 )
-            leaves = [_copied(value, leaf) for value, leaf in zip(given, own, strict=True)]
+            leaves = [_of_numbers(value, leaf) for value, leaf in zip(given, own, strict=True)]
         self.set_weights(state["weights"])
         if leaves is not None:
             self._state = jax.tree_util.tree_unflatten(form, leaves)
@@ -143,6 +146,27 @@ def _copied(value: Any, like: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.array(value, dtype=like.dtype)
+
+
+def _as_numbers(leaf: Any) -> Array:
+    """A copy. Of a random key of optax's: what it is made of."""
+    import jax
+
+    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _of_numbers(value: Any, like: Any) -> Any:
+    import jax
+
+    if _is_key(like):
+        return jax.random.wrap_key_data(jax.numpy.array(value), impl=jax.random.key_impl(like))
+    return _copied(value, like)
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _travels_as(leaf: Any) -> str:

@@ -18,6 +18,7 @@ class NumpyReplica(OwnState):
 
     def __init__(self, model: Any):
         self.model, self._owner_pid = model, os.getpid()
+        _check_form(model)
         self.slots: Sequence[Slot] = [
             Slot(name, array.shape, _travels_as(array)) for name, array in self._arrays().items()
         ]
@@ -99,6 +100,26 @@ def named(values: Any) -> dict[str, Any]:
     if type(values) is dict or isinstance(values, Mapping):  # nearly always the former, which is found out sooner
         return {str(name): value for name, value in values.items()}
     return {str(number): value for number, value in enumerate(values)}
+
+
+def _check_form(model: Any) -> None:
+    """ArgumentTypeError for any other: a lone array would count as a list of its rows, and come back as one."""
+    given = model.get_weights()
+    if not isinstance(given, Iterable) or hasattr(given, "__array__"):
+        raise ArgumentTypeError(
+            f"The weights of {type(model).__qualname__} are of type {type(given).__qualname__}; expected a dict or a "
+            "list of arrays, also if there is only one."
+        )
+    for name, value in named(given).items():
+        try:
+            kind = np.asarray(value).dtype.kind
+        except ValueError:  # rows of unequal lengths
+            kind = "O"
+        if kind in "OUSMm":
+            raise ArgumentTypeError(
+                f"The weight {name} of {type(model).__qualname__} is of type {type(value).__qualname__}; expected an "
+                "array of numbers."
+            )
 
 
 def _travels_as(array: Array) -> str:

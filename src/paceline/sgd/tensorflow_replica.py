@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.errors import ArgumentError, ArgumentTypeError
+from paceline.frameworks.tensorflow import rate_apart, variables_of
 from paceline.sgd.packing import Array, Slot
 from paceline.sgd.replica import Computed, OwnPosition, check_weights, loss_of, required
 
@@ -38,6 +39,8 @@ class TensorflowReplica(OwnPosition):
                 "tf.keras.optimizers or tf_keras.optimizers, returned by get_optimizer()."
             )
         self.optimizer.build(self.trained)  # its variables are part of the state from the beginning on
+        self._is_complete = callable(getattr(model, "get_variables", None))
+        """Whether these are all weights that are meant: as the user says, or the first step has shown."""
         self._named = dict(zip(names_of(every), every, strict=True))
         names = {id(variable): name for name, variable in self._named.items()}
         self.slots: Sequence[Slot] = [
@@ -62,7 +65,7 @@ class TensorflowReplica(OwnPosition):
                 f"{type(self.model).__qualname__}.get_loss() has returned {what}; expected a tensor with one element, "
                 "or (loss, metrics)."
             )
-        gradients = tape.gradient(loss, self.trained)
+        gradients = tape.gradient(loss, self.trained) if self._is_complete else self._first_gradients(tape, loss)
         if all(one is None for one in gradients):
             raise ArgumentTypeError(
                 f"The loss of {type(self.model).__qualname__} depends on none of its weights: it was computed outside "
@@ -73,6 +76,21 @@ class TensorflowReplica(OwnPosition):
             [_as_array(one) for one in gradients],
             self._metrics(metrics),
         )
+
+    def _first_gradients(self, tape: Any, loss: Any) -> list[Any]:
+        """What is in a list, say, or was not built when the replica was made, would stay as each replica has it."""
+        known = {id(one.handle) for one in self.trained}
+        others = [one for one in tape.watched_variables() if id(one.handle) not in known]
+        gradients = tape.gradient(loss, [*self.trained, *others])
+        missed = [one for one, found in zip(others, gradients[len(self.trained) :], strict=True) if found is not None]
+        if missed:
+            raise ArgumentTypeError(
+                f"The loss of {type(self.model).__qualname__} depends on weights that nobody would train: "
+                f"{', '.join(names_of(missed))}. Let model_creator build all models, and have each as an attribute; or "
+                "say by get_variables() which weights are meant. What is not to be trained has trainable=False."
+            )
+        self._is_complete = True
+        return list(gradients[: len(self.trained)])
 
     def apply(self, gradients: Sequence[Array | None]) -> None:
         import tensorflow as tf
@@ -94,10 +112,12 @@ class TensorflowReplica(OwnPosition):
             _assign(variable, weights[name])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weights": self.weights(), "optimizer": [_array_of(one) for one in self._state_of_optimizer()]}
+        state = {"weights": self.weights(), "optimizer": [_array_of(one) for one in variables_of(self.optimizer)]}
+        rate = rate_apart(self.optimizer)
+        return state if rate is None else {**state, "learning_rate": _array_of(rate)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own, given = self._state_of_optimizer(), state.get("optimizer", [])
+        own, given = variables_of(self.optimizer), state.get("optimizer", [])
         if [tuple(one.shape) for one in own] != [np.shape(one) for one in given]:
             raise ArgumentError(
                 f"The state of the optimizer is not that of {type(self.optimizer).__qualname__}: it has {len(given)} "
@@ -106,10 +126,8 @@ class TensorflowReplica(OwnPosition):
         self.set_weights(state["weights"])
         for variable, value in zip(own, given, strict=True):
             _assign(variable, value)
-
-    def _state_of_optimizer(self) -> list[Any]:
-        variables = self.optimizer.variables
-        return list(variables() if callable(variables) else variables)
+        if (rate := rate_apart(self.optimizer)) is not None and "learning_rate" in state:
+            _assign(rate, state["learning_rate"])
 
 
 def names_of(variables: Iterable[Any]) -> list[str]:

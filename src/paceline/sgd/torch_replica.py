@@ -133,9 +133,11 @@ class TorchReplica(OwnPosition):
     def _load_optimizer(self, state: Any) -> None:
         """Of an optimizer of another kind, torch takes the options as they are, and the next step lacks its own."""
         former = self.optimizer.state_dict()  # no copy: what is loaded takes the place of it
+        # Not all of the defaults: torch adds one when it loads, which an optimizer of a user's own need not have.
+        needed = self.optimizer.defaults.keys() & {name for group in self.optimizer.param_groups for name in group}
         try:
             self.optimizer.load_state_dict(copy.deepcopy(state))
-            missing = {name for group in self.optimizer.param_groups for name in self.optimizer.defaults.keys() - group}
+            missing = {name for group in self.optimizer.param_groups for name in needed - group.keys()}
             problem = f"it has no {', '.join(sorted(missing))}" if missing else None
         except Exception as error:
             problem = str(error) if state is not None else "there is none"
