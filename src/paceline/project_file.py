@@ -1,5 +1,6 @@
 """A project's pyproject.toml, and what of it is ours. Nothing heavy is imported for it."""
 
+import re
 import tomllib
 import unicodedata
 from pathlib import Path
@@ -9,12 +10,14 @@ from paceline.errors import ConfigError
 from paceline.regular_files import read_regular
 
 NAME_EXPECTED = (
-    "expected the name of a folder: one line of text, up to 255 bytes, without a slash, and with no dot in front."
+    "expected the name of a folder: one line of text, up to 255 bytes, without a slash, with no dot in front, and not "
+    "run_ with a number, as runs themselves are called."
 )
 _MOST_BYTES = 2**20
 _MOST_NAME_BYTES = 255
 _NO_TEXT = {"Cc", "Cs", "Zl", "Zp"}
 """Control characters, halves of characters, and what begins another line or paragraph, by Unicode."""
+_RUN = re.compile(r"run_\d{3,}")
 
 
 def read_project_file(project: Path) -> dict[str, Any] | None:
@@ -43,8 +46,11 @@ def project_name(project: Path) -> str:
 
 
 def can_name_runs(name: str) -> bool:
-    """Hidden folders among the results are ours, as the trash is, and a name is a line of what `xp ls -q` lists."""
-    if not name or name.startswith(".") or "/" in name or any(unicodedata.category(one) in _NO_TEXT for one in name):
+    """Hidden folders among the results are ours, as the trash is; what is called run_001 is taken for a run, and those
+    in it would not be found; and a name is a line of what `xp ls -q` lists."""
+    if not name or name.startswith(".") or "/" in name or _RUN.fullmatch(name):
+        return False
+    if any(unicodedata.category(one) in _NO_TEXT for one in name):
         return False
     return len(name.encode()) <= _MOST_NAME_BYTES
 

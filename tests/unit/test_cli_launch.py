@@ -24,6 +24,7 @@ from paceline.cli.parcel import files_to_send, pack
 from paceline.cli.ray_cluster import Job
 from paceline.errors import ConfigError, ResourcesError
 from paceline.experiment.new_project import make_project, template
+from paceline.launch import data_job
 from paceline.launch.data_job import Alone, DataJob, find_job
 from paceline.runs import RunFolder
 from paceline.runs.environment import JOB_VARIABLE
@@ -259,6 +260,11 @@ def test_job_is_asked_what_was_asked_here(digits, monkeypatch):
     sent.clear()
     invoke("train", "launch", "--resume")
     assert sent[0][0][-6:] == ["train", "run", "--engine", "ray", "--resume", "--"]
+    for words, num_jobs in ((["lr=1e-2,0.01,1"], 2), (["lr=1e-2,0.01,1", "--force"], 3)):
+        sent.clear()
+        told = invoke("train", "launch", "-m", *words).stderr
+        assert len(sent) == num_jobs
+        assert ("lr=0.01: another run of this sweep has the same configuration" in told) == (num_jobs == 2)
 
 
 def test_connection_that_ends_before_the_job(capsys):
@@ -422,6 +428,16 @@ def test_storage_of_a_data_job_is_that_of_its_run(tmp_path, monkeypatch):
         assert os.environ["PACELINE_STORAGE"] == "/mnt/other"
         lines = (tmp_path / "circles" / run / "metrics.jsonl").read_text().splitlines()
         assert {json.loads(line)["ranks"][0]["storage_is"] for line in lines} == {"shared"}
+
+
+def test_data_job_whose_name_is_that_of_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_RESULTS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("main.py").touch()
+    asked = []
+    monkeypatch.setattr(data_job, "run_to_exit_code", lambda program, launch, **given: asked.append(launch) or 0)
+    data_job.run_job(DataJob("~", "main.py"), [], tmp_path)
+    assert [launch.logdir for launch in asked] == [str(tmp_path / "~")]
 
 
 def test_an_experiment_is_no_data_job(digits):

@@ -1,8 +1,10 @@
 """`paceline xp` in process, on real run folders."""
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 import tarfile
 import time
 
@@ -458,6 +460,46 @@ def test_retry_is_asked_all_that_the_run_was(root):
     assert (again.path / "conf.yaml").read_text() == "lr: 0.1\n"
 
 
+def ends(config):
+    if not os.path.exists(config["mended"]):
+        raise ValueError("not yet")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("verb", ["resume", "retry"])
+def test_run_that_is_ended_by_sigterm_is_told_like_any_other(root, tmp_path, verb):
+    with (
+        Trainer(BackendConfig(), num_workers=0, logdir=root / "ends") as trainer,
+        pytest.raises(ValueError, match="not yet"),
+    ):
+        trainer.run(ends, {"mended": str(tmp_path / "mended")})
+    (tmp_path / "mended").touch()
+    assert xp_json(verb, "ends", code=143)["state"] == "STOPPED"
+
+
+def test_ctrl_c_before_there_is_a_folder(root, monkeypatch):
+    def interrupted(self, request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "new_folder", interrupted)
+    assert xp("retry", "digits", "1", code=130).stdout == ""
+
+
+def test_disk_that_has_no_room_for_the_configuration_of_a_run_that_is_made_again(root, monkeypatch):
+    def refuse(path, data, durable=True):
+        if str(path).endswith("conf.yaml"):
+            raise OSError(28, "No space left on device")
+        real(path, data, durable)
+
+    from paceline.runs import durable, folder
+
+    real = durable.write_atomic
+    (root / "digits" / "run_001" / "conf.yaml").write_text("lr: 0.1\n")
+    for module in (durable, folder):
+        monkeypatch.setattr(module, "write_atomic", refuse)
+    assert xp_json("retry", "digits", "1")["state"] == "SUCCEEDED"
+
+
 # --- tag, rm, restore, gc, export ------------------------------------------------------------------------------------
 
 
@@ -469,6 +511,21 @@ def test_tags(root):
     assert "paper" in xp("ls").stdout
     assert "is no tag" in xp("tag", "digits/1", "no spaces", code=2).stderr
     assert "one word: NAME/1" in xp("tag", "digits", "1", "paper", code=2).stderr  # it would have been run_002
+
+
+def test_two_who_tag_at_once_do_not_undo_each_other(root, monkeypatch):
+    from paceline.runs import tags
+
+    def read_tags(run_dir):
+        fd = os.open(run_dir, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+        return real(run_dir)
+
+    real = tags.read_tags
+    monkeypatch.setattr(tags, "read_tags", read_tags)
+    assert tags.change_tags(root / "digits" / "run_001", ["paper"]) == {"paper"}
 
 
 def test_rm_is_undone_until_gc(root):
@@ -485,6 +542,16 @@ def test_rm_is_undone_until_gc(root):
     xp("gc", "--yes")
     assert xp_json("restore") == []
     assert "not in the trash" in xp("restore", "broken/run_001", code=3).stderr
+
+
+def test_gc_takes_what_was_removed_by_a_clock_that_was_set_back_since(root):
+    xp("rm", "broken")
+    [about] = (root / ".trash").glob("*/removed.json")
+    about.write_text(json.dumps({**json.loads(about.read_text()), "time": time.time() + 1e6}))
+    xp("gc", "--older-than", "1s", "--yes")
+    assert len(xp_json("restore")) == 1
+    xp("gc", "--yes")
+    assert xp_json("restore") == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -13,11 +14,12 @@ from typer.testing import CliRunner
 
 import paceline
 from paceline.cli.app import build
+from paceline.cli.train_run import plans_of
 from paceline.errors import ConfigError
-from paceline.experiment import run_experiment, running, same_runs
+from paceline.experiment import binding, fresh, run_experiment, running, same_runs, schema_of
 from paceline.experiment.project import read_conf, write_conf
-from paceline.experiment.run_folders import alone_in
 from paceline.project_file import can_name_runs
+from paceline.runs.driver_lock import alone_in
 from paceline.runs.kept_call import load_call
 
 
@@ -160,7 +162,7 @@ def test_same_configuration_begun_by_another_meanwhile_is_not_run_twice(project,
 
 
 def test_lock_of_a_process_that_stands_still_is_not_waited_for_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.experiment.run_folders._MOST_WAIT_S", 0.0)
+    monkeypatch.setattr("paceline.runs.driver_lock._MOST_WAIT_S", 0.0)
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -207,9 +209,9 @@ def test_reset_of_a_file_whose_configuration_is_of_another_class(project):
 
 
 def test_names_of_any_language():
-    for name in ("می\u200cروم", "5\u00a0m", "digits 2", "x" * 255):
+    for name in ("می\u200cروم", "5\u00a0m", "digits 2", "x" * 255, "run_1", "-x", "rerun_001"):
         assert can_name_runs(name), name
-    for name in ("", ".a", "a/b", "a\nb", "a\u2028b", "a\0", "\ud800", "ä" * 128):
+    for name in ("", ".a", "a/b", "a\nb", "a\u2028b", "a\0", "\ud800", "ä" * 128, "run_001", "run_1234"):
         assert not can_name_runs(name), name
 
 
@@ -237,7 +239,7 @@ def test_file_without_a_single_section(project, text):
     call("bind", "--check")
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".trash", "''", '"a\\nb"', '"\\e[2J"', "x" * 300], ids=repr)
+@pytest.mark.parametrize("name", ["a/b", "..", "run_001", ".trash", "''", '"a\\nb"', '"\\e[2J"', "x" * 300], ids=repr)
 def test_name_that_no_folder_of_runs_can_have(project, name):
     """.trash is where `xp gc` deletes."""
     assert "expected the name of a folder" in call("run", *SMALL, f"cfg.name={name}", code=2)[1]
@@ -297,3 +299,39 @@ def test_configuration_that_is_named_may_be_a_pipe(tmp_path, monkeypatch):
         read_conf(Path("/dev/zero"), is_named=True)
     with pytest.raises(ConfigError, match="Is a directory"):
         read_conf(tmp_path, is_named=True)
+
+
+def test_pipe_is_the_configuration_of_every_run_of_a_sweep(project):
+    text = re.sub(r"num_epochs: \d+", "num_epochs: 7", fresh(schema_of(typed_experiment.Exact)))
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    try:
+        plans = plans_of(f"/dev/fd/{reading}", ["cfg.seed=1,2"], True)
+    finally:
+        os.close(reading)
+    asked = [plan.resolved()["cfg"] for _, plan, _ in plans]
+    assert [(one["seed"], one["num_epochs"]) for one in asked] == [(1, 7), (2, 7)]
+
+
+def test_what_an_editor_saves_while_it_is_bound_stays(project, monkeypatch):
+    conf, real = project / "conf.yaml", binding.bind
+
+    def bind_while_somebody_saves(schema, text=None):
+        conf.write_text("# mine\n")
+        return real(schema, text)
+
+    conf.write_text("# as it was\n")
+    monkeypatch.setattr(binding, "bind", bind_while_somebody_saves)
+    assert "was changed while it was bound, and is left as it is now" in call("bind", code=2)[1]
+    assert conf.read_text() == "# mine\n"
+
+
+def test_bound_file_is_read_by_whom_it_was_before(project):
+    conf = project / "conf.yaml"
+    conf.touch()
+    for mode in (0o600, 0o664):
+        conf.write_text("")
+        conf.chmod(mode)
+        call("bind")
+        assert conf.stat().st_mode & 0o777 == mode

@@ -95,6 +95,10 @@ def test_dotted_section_is_not_taken_for_a_tree():
         (["a=range(1,4,2)"], [["a=1"], ["a=3"]]),
         (["a=range(0,0.3,0.1)"], [["a=0.0"], ["a=0.1"], ["a=0.2"]]),
         (["a=range(3,0,-1)"], [["a=3"], ["a=2"], ["a=1"]]),
+        (["a=range(0.1,0.4,0.1)"], [["a=0.1"], ["a=0.2"], ["a=0.3"]]),
+        (["a=range(-0.3,0.1,0.1)"], [["a=-0.3"], ["a=-0.2"], ["a=-0.1"], ["a=0.0"]]),
+        (["a=range(1e-13,3e-13,1e-13)"], [["a=1e-13"], ["a=2e-13"]]),
+        (["a=range(0,2.5)"], [["a=0"], ["a=1"], ["a=2"]]),
         (["a=[1,2],[3]"], [["a=[1,2]"], ["a=[3]"]]),
         (["a={x: 1, y: 2}"], [["a={x: 1, y: 2}"]]),
         (["~a", "++b=1,2"], [["~a", "++b=1"], ["~a", "++b=2"]]),
@@ -105,7 +109,16 @@ def test_sweep_is_every_combination(given, expected):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["a=range(a)", "a=range(1,5,0)", "a=range(1,2,3,4)", "a=interval(0,1)", "a=choice()", "a=range(1e9)"]
+    "wrong",
+    [
+        "a=range(a)",
+        "a=range(1,5,0)",
+        "a=range(1,2,3,4)",
+        "a=interval(0,1)",
+        "a=choice()",
+        "a=range(nan)",
+        "a=range(inf)",
+    ],
 )
 def test_sweep_that_is_none_is_refused_in_words(wrong):
     with pytest.raises(ConfigError, match="expected"):
@@ -113,6 +126,9 @@ def test_sweep_that_is_none_is_refused_in_words(wrong):
 
 
 def test_sweep_has_an_end():
+    for many in ("a=range(1e9)", "a=range(0,1,1e-5)", "a=range(1e300)"):
+        with pytest.raises(ConfigError, match="has more than 10000 values: expected fewer"):
+            expand([many])
     with pytest.raises(ConfigError, match="has 1000000 runs"):
         expand(["a=range(1000)", "b=range(1000)"])
 

@@ -1,5 +1,6 @@
 """What workers print: whole lines for logs, unfinished ones for whoever shows them."""
 
+import io
 import os
 import sys
 
@@ -136,6 +137,24 @@ def test_run_goes_on_when_nobody_reads_what_is_printed(output, monkeypatch):
         output.end()
         monkeypatch.undo()
         assert os.fstat(stream.fileno()).st_rdev == os.stat(os.devnull).st_rdev
+
+
+def test_run_goes_on_where_nothing_more_can_be_written(output, monkeypatch):
+    """As of `train run > FILE` on a full disk."""
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.take(0, "to a full disk\n")
+        output.take(1, "once more\n")
+        monkeypatch.undo()
+        assert os.fstat(stream.fileno()).st_rdev == os.stat(os.devnull).st_rdev
+
+
+def test_character_that_standard_output_has_not_got(output, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    output.take(0, "größer …\nplain\n")
+    monkeypatch.undo()
+    assert stream.buffer.getvalue() == b"[rank 0] gr\\xf6\\xdfer \\u2026\n[rank 0] plain\n"
 
 
 # --- how a script is called -----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Where a run that is resumed finds its checkpoints. How it goes on otherwise is in tests/e2e/test_resume.py."""
 
+import os
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import paceline
 from paceline import BackendConfig, CheckpointStrategy, Trainer
 from paceline.errors import CheckpointDamagedError, CheckpointNotFoundError
+from paceline.runs.kept_call import is_sealed, seal_place
 from paceline.workers.inline import InlineEngine
 
 
@@ -122,3 +124,17 @@ def _failed(tmp_path):
         with pytest.raises(RuntimeError, match="not yet"):
             trainer.run(train_on)
         return trainer.latest_run_dir
+
+
+def test_user_without_a_home_can_begin_runs(tmp_path, monkeypatch):
+    """As a container's that runs as a number. There is no place for the key: nothing is put beside the program."""
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.chdir(tmp_path)
+    assert is_sealed("/x", seal_place("/x"))
+    assert os.listdir(tmp_path) == []

@@ -113,3 +113,13 @@ def test_runs_made_at_once_get_different_numbers(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(made) == [f"run_{n:03d}" for n in range(1, 81)]
+
+
+def test_a_name_that_runs_have_is_refused(results: Path) -> None:
+    """Listings take such a folder for a run, and look into it no further."""
+    for logdir in ("run_001", "deep/run_012", results / "run_1234"):
+        with pytest.raises(ArgumentError, match="is called as runs themselves are"):
+            resolve_logdir(logdir)
+    (results / "run_001").mkdir(parents=True)  # of an earlier version: what is in it can be gone on with
+    assert resolve_logdir("run_001") == results / "run_001"
+    assert resolve_logdir("run_1") == results / "run_1"

@@ -206,6 +206,10 @@ def test_name_that_looks_like_something_else():
     assert one("a[1]/run_001", names=names) == "a[1]/run_001"
     assert one("@x", names=names) == "@x/run_001"
     assert one("x*", names=names) == "x*/run_001"
+    names = ["-x/run_002", "-x/run_001", "-1/run_001"]
+    for words in (["-x"], ["-x", "2"], ["-x/run_002"], ["-x/2"]):
+        assert one(*words, names=names) == "-x/run_002"
+    assert one("-1/run_001", names=names) == "-1/run_001"
 
 
 def test_names_are_looked_through_a_few_times_only():

@@ -14,13 +14,13 @@ from paceline.arguments import config_of
 from paceline.backends import resolve_backend
 from paceline.backends.torchrun import TorchrunConfig
 from paceline.control.crew import Crew
-from paceline.errors import MissingDependencyError
+from paceline.errors import MissingDependencyError, ResourcesError
 from paceline.launch.data_job import Alone
 from paceline.testing import ScriptedEngine, reports, returns
 from paceline.workers import ray_is_in_use, resolve_engine
 from paceline.workers.base import Place, Preload, Resources, Size
 from paceline.workers.devices import gpu_ids, num_threads, own_gpus, share_gpus
-from paceline.workers.local import LocalEngine, worker_environ
+from paceline.workers.local import LocalEngine, LocalGroup, worker_environ
 
 
 def trainer(**kwargs):
@@ -394,3 +394,10 @@ def test_parameter_with_a_default_keeps_it_without_a_config(config, value):
 def test_what_is_to_be_imported_twice_needs_no_nursery_of_its_own():
     once = LocalEngine()._all_of(Preload(to_train=("json",)))
     assert LocalEngine(preload=["json"])._all_of(Preload(to_train=("json",))) == once
+
+
+def test_more_workers_than_any_machine_has_are_refused(monkeypatch):
+    monkeypatch.setattr("paceline.workers.local.shared_nursery", lambda preload: pytest.fail("none is started"))
+    group = LocalGroup(Size(100_000, 100_000), Resources(), (), lambda: 1)
+    with pytest.raises(ResourcesError, match="100000 workers on this machine: expected at most 1024"):
+        group.start()

@@ -1,5 +1,6 @@
 """How a run looks while it runs and when it has ended: values in, rich renderables out."""
 
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -221,5 +222,5 @@ def _run_name(progress: Progress) -> str:
 
 
 def _short_path(path: str) -> str:
-    home = str(Path.home())
+    home = os.path.expanduser("~")  # of a user without a home, that
     return f"~{path[len(home) :]}" if path.startswith(home + "/") else path

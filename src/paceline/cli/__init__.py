@@ -8,6 +8,8 @@ def main(name: str | None = None) -> None:
     """As the command of this name; by default that by which it was started."""
     import sys
 
+    from paceline.cli import streams
     from paceline.cli.app import build
 
+    streams.suit()
     build(*sys.argv[1:2])(prog_name=name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.callbacks.base import Callback
+from paceline.cli import streams
 
 _LINE = re.compile(r"^paceline: This is (\S.*)/(run_\d{3,}), in (/.*)$", re.MULTILINE)
 
@@ -23,11 +24,19 @@ class Announcement(Callback):
 
     def __init__(self, say: Callable[[str], None] | None = None):
         self.path: Path | None = None
-        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._say = say or _say
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
         self.path = Path(logdir)
         self._say(f"paceline: This is {self.path.parent.name}/{self.path.name}, in {self.path}")
+
+
+def _say(line: str) -> None:
+    """As it is: who looks on reads the path out of it. Whether somebody does is nothing to the run."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        streams.mute()
 
 
 def find_announced(text: str) -> Announced | None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from paceline.cli import streams
 from paceline.cli.quick import QuickCommand, QuickGroup
 from paceline.no_collection import no_collection
 
@@ -117,32 +118,25 @@ def answering(verb: Verb) -> Verb:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `| head` has seen enough
-            _mute()
+            streams.mute()
             raise typer.Exit(OK) from None
         except OSError as error:  # a disk that is full, a folder of somebody else
             say(f"It cannot be done: {error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+            streams.mute()
             raise typer.Exit(USAGE) from None
 
     return answered  # type: ignore[return-value]
-
-
-def _mute() -> None:
-    """What is still in buffers goes nowhere, and so nobody complains at the exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def say(text: str) -> None:
     """To who types, not to who reads the data."""
     from paceline.cli.drawing import clean
 
-    for line in text.splitlines() or [""]:
-        print(clean(line), file=sys.stderr, flush=True)
+    try:
+        for line in text.splitlines() or [""]:
+            print(clean(line), file=sys.stderr, flush=True)
+    except OSError:  # nobody reads it any more, or a full disk: what was asked for is done all the same
+        streams.mute()
 
 
 def give(lines: Iterable[str]) -> None:

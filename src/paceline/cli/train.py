@@ -119,11 +119,14 @@ def _diff(schema: Any, path: Path, text: str | None, json: bool) -> None:
 
 def _bind(schema: Any, path: Path, text: str | None, reset_as: str | None, json: bool) -> None:
     """`reset_as` is the project's name, if edits are to be forgotten."""
+    from paceline.errors import ConfigError
     from paceline.experiment import binding
-    from paceline.experiment.project import write_conf
+    from paceline.experiment.project import read_conf, write_conf
 
     bound = binding.bind(schema, text) if reset_as is None else binding.reset(schema, text, reset_as)
     if bound.text != text:
+        if (read_conf(path) if path.exists() else None) != text:
+            raise ConfigError(f"{path} was changed while it was bound, and is left as it is now: bind it again.")
         write_conf(path, bound.text)
     for what, paths in (("added", bound.added), ("gone", bound.removed), ("edited", bound.edited)):
         for one in paths if text is not None and reset_as is None else ():

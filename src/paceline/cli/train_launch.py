@@ -1,6 +1,7 @@
 """`paceline train launch`: an experiment on a Ray cluster, as a job."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,11 +74,14 @@ def _launch(
     from paceline.cli.ray_cluster import Cluster
 
     cluster = Cluster(address)
-    launches, worst = [], OK
+    launches: list[Launch] = []
+    worst = OK
     for overrides, plan, parent in plans:
-        former = None if force else _former(plan, cluster)
-        if former is None:
-            launches.append(_launch_of(plan, overrides, parent, words))
+        former, one = None if force else _former(plan, cluster), _launch_of(plan, overrides, parent, words)
+        if former is None and not force and one.about in [other.about for other in launches]:
+            say(f"{shlex.join(overrides)}: another run of this sweep has the same configuration. It is launched once.")
+        elif former is None:
+            launches.append(one)
         else:
             worst = max(worst, _tell_former(*former, plan, as_json))
     ids = launching.submit(cluster, launches, project, launching.variables_for_job(project)) if launches else []

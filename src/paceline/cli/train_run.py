@@ -80,15 +80,17 @@ def plans_of(conf: str | None, overrides: list[str], is_sweep: bool) -> list[tup
     check_installed()
     with no_collection():
         from paceline.experiment.overrides import expand
-        from paceline.experiment.project import load_experiment, load_plan
+        from paceline.experiment.project import load_experiment, load_plans
 
         experiment = load_experiment(Path.cwd())
     if not is_sweep:
-        return [(overrides, load_plan(experiment, conf, overrides), None)]
+        [plan] = load_plans(experiment, conf, [overrides])
+        return [(overrides, plan, None)]
     combinations, sweep_id = expand(overrides), secrets.token_hex(4)
+    plans = load_plans(experiment, conf, combinations)
     return [
-        (words, load_plan(experiment, conf, words), {"sweep": sweep_id, "number": number, "of": len(combinations)})
-        for number, words in enumerate(combinations, 1)
+        (words, plan, {"sweep": sweep_id, "number": number, "of": len(plans)})
+        for number, (words, plan) in enumerate(zip(combinations, plans, strict=True), 1)
     ]
 
 

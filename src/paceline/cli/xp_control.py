@@ -173,14 +173,13 @@ def _run_again(trainer: "Trainer", request: "RunRequest", former: Path) -> None:
     from paceline.callbacks import default_progress
     from paceline.callbacks.dispatch import CallbackList
     from paceline.control.termination import Signals
-    from paceline.runs.durable import read_file, write_atomic
+    from paceline.runs.durable import read_file
 
-    progress = default_progress()
+    progress, conf = default_progress(), read_file(former / "conf.yaml")
     with Signals().watching() as signals:
         folder = trainer.new_folder(request)
-        conf = read_file(former / "conf.yaml")
         if conf is not None:
-            write_atomic(folder.path / "conf.yaml", conf)
+            folder.write_document("conf.yaml", conf)
         with trainer.drive(request, folder, CallbackList([] if progress is None else [progress]), signals) as iterator:
             iterator.get_final_results(force=True)
 
@@ -190,24 +189,29 @@ def _to_end(path: Any, work: Any, json: bool, path_of: Any = None) -> None:
     from paceline.errors import PacelineError, WorkerError
     from paceline.runs.load import load_run
 
-    began, is_interrupted = time.time(), False
+    began, leave = time.time(), None
     try:
         work()
     except KeyboardInterrupt:
-        is_interrupted = True
+        leave = INTERRUPTED
+    except SystemExit as caught:  # SIGTERM, which ends this program when the run has ended
+        leave = caught.code if isinstance(caught.code, int) else FAILED
     except PacelineError as error:
         if not isinstance(error, WorkerError) and not _has_ended(path if path is not None else path_of(), began):
             raise
         say(str(error))
     except Exception as error:
         say("".join(_traceback(error)))
-    run = load_run(path if path is not None else path_of())
+    place = path if path is not None else path_of()
+    if place is None:  # it ended before there was a folder
+        raise typer.Exit(FAILED if leave is None else leave)
+    run = load_run(place)
     status = run.status
     if json:
         give_json({"name": run.name, "path": str(run.path), "state": status.state.value, "reason": status.reason})
     say(f"{run.name}: {status.state.value}")
-    if is_interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if leave is not None:
+        raise typer.Exit(leave)
     if status.state != "SUCCEEDED":
         raise typer.Exit(FAILED)
 

@@ -1,5 +1,6 @@
 """`xp tag`, `rm`, `restore`, `gc` and `export`: what becomes of runs."""
 
+import math
 import re
 import time
 from pathlib import Path
@@ -59,7 +60,7 @@ def tag(
     remove: Annotated[list[str] | None, typer.Option("--remove", "-r", metavar="TAG", help="Repeatable.")] = None,
     json: Json = False,
 ) -> None:
-    from paceline.errors import ArgumentError
+    from paceline.errors import ArgumentError, RunNotFoundError
     from paceline.runs.tags import change_tags, read_tags
 
     store = Store()
@@ -69,6 +70,8 @@ def tag(
         try:
             changed = change_tags(one.run.path, tags or (), remove or ()) if tags or remove else read_tags(one.path)
         except OSError as error:
+            if not one.run.path.is_dir():
+                raise RunNotFoundError(f"{one.name} is no longer there.") from None
             raise ArgumentError(f"The tags of {one.name} cannot be written: {error}.") from error
         names[one.name] = sorted(changed)
     if json:
@@ -185,7 +188,8 @@ def gc(
     from paceline.runs.logdir import results_dir
     from paceline.runs.trash import empty, removed_runs, sweep
 
-    root, last = results_dir(), time.time() - seconds(older_than)
+    root, age_s = results_dir(), seconds(older_than)
+    last = time.time() - age_s if age_s else math.inf  # all, also what a clock that was set back has not reached yet
     chosen = [one for one in removed_runs(root) if one.time <= last]
     if chosen and not confirm(f"Delete {_counted(chosen)} for good?", yes):
         raise typer.Exit(2)

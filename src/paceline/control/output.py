@@ -68,10 +68,19 @@ class RankOutput:
 
     def _print(self, rank: int, lines: Iterable[str]) -> None:
         self._printed_at[rank] = self._clock()
+        text = f"[rank {rank}] " + f"\n[rank {rank}] ".join(lines)
         try:
-            print(f"[rank {rank}] " + f"\n[rank {rank}] ".join(lines), flush=True)
-        except BrokenPipeError:  # as of `… | head`. The run goes on, and its logs have every line
+            try:
+                print(text, flush=True)
+            except UnicodeEncodeError:  # a terminal, or a file, that has not got every character
+                print(_encodable(text), flush=True)
+        except OSError:  # as of `… | head`, or a full disk. The run goes on, and its logs have every line
             _discard_output()
+
+
+def _encodable(text: str) -> str:
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _discard_output() -> None:

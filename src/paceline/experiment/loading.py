@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,21 @@ def load(
 ) -> Plan:
     """Check a configuration against the experiment that it is of. What it leaves out is as in the code. ConfigError
     names every problem, with its line, or the override that it comes from."""
+    return load_each(schema, text, [overrides], allow, name)[0]
+
+
+def load_each(
+    schema: Schema, text: str, combinations: Iterable[Sequence[str]], allow: Sequence[str] = (), name: str = "conf.yaml"
+) -> list[Plan]:
+    """The same with several sets of overrides, of which a sweep may have thousands."""
+    document, allowed = completed(schema, parse(text, name)), allowed_by(schema, allow)
+    return [_checked(schema, document, overrides, allowed, name) for overrides in combinations]
+
+
+def _checked(schema: Schema, document: Entry, overrides: Sequence[str], allowed: Allowed, name: str) -> Plan:
     errors: list[ConfigError] = []
-    document = apply(schema, completed(schema, parse(text, name)), overrides, errors)
-    reader = _Reader(allowed_by(schema, allow))
-    sections = reader.sections(schema, document)
+    reader = _Reader(allowed)
+    sections = reader.sections(schema, apply(schema, document, overrides, errors))
     if len(errors) == 1 and not reader.problems:
         raise errors[0]
     problems = [*(f"override {error}" for error in errors), *reader.problems]

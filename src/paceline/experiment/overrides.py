@@ -13,9 +13,11 @@ A path begins with a section (`models`, or its full dotted name), or is the end 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -116,16 +118,21 @@ def _values(value: str, text: str) -> list[str]:
 
 def _range(words: list[str], text: str) -> list[str]:
     try:
+        if not 1 <= len(words) <= 3:
+            raise ValueError
         numbers: list[int | float] = [int(word) if _is_int(word) else float(word) for word in words]
         start, stop, step = (0, *numbers, 1) if len(numbers) == 1 else (*numbers, 1)[:3]
-        count = (stop - start) / step
-        if not 1 <= len(words) <= 3 or not 0 < count <= _MOST_RUNS:
+        # In decimals, as they are written: of floats, 0.1 thrice is not 0.3, and some ranges would have one more.
+        first, last, by = (Fraction(repr(number)) for number in (start, stop, step))
+        count = math.ceil((last - first) / by)
+        if count < 1:
             raise ValueError
-    except (ValueError, ZeroDivisionError, OverflowError):
+    except (ValueError, ZeroDivisionError):
         raise ConfigError(f"{text!r}: expected range(stop), range(start,stop) or range(start,stop,step).") from None
-    # Each from the start, not from the one before: 0.1 thrice is not 0.3.
-    values = [start + number * step for number in range(-int(-count // 1))]
-    return [repr(round(value, 12)) if isinstance(value, float) else repr(value) for value in values]
+    if count > _MOST_RUNS:
+        raise ConfigError(f"{text!r} has more than {_MOST_RUNS} values: expected fewer.")
+    kind = float if isinstance(start, float) or isinstance(step, float) else int
+    return [repr(kind(first + number * by)) for number in range(count)]
 
 
 def _is_int(word: str) -> bool:

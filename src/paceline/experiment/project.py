@@ -7,14 +7,14 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.experiment.allowed import allowed_names
-from paceline.experiment.loading import load
+from paceline.experiment.loading import load_each
 from paceline.experiment.plan import Plan
 from paceline.experiment.schema import schema_of
 from paceline.project_file import project_settings
@@ -68,9 +68,11 @@ def _read(file: io.FileIO, most_bytes: int, within_s: float | None) -> bytes:
 
 
 def write_conf(path: Path, text: str) -> None:
-    """Whole or not at all. Of a link, what it leads to."""
+    """Whole or not at all. Of a link, what it leads to. Who might read and write it before, may do so afterwards."""
+    place = os.path.realpath(path)
     try:
-        write_atomic(os.path.realpath(path), text.encode())
+        mode = stat.S_IMODE(os.stat(place).st_mode) if os.path.exists(place) else None
+        write_atomic(place, text.encode(), mode=mode)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
@@ -108,11 +110,18 @@ def project_of(experiment: type) -> Path:
 def load_plan(experiment: type, conf: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Plan:
     """The configuration of an experiment, checked. Without a path it is that of its project; if there is none, all is
     as in the code."""
+    return load_plans(experiment, conf, [overrides])[0]
+
+
+def load_plans(
+    experiment: type, conf: str | os.PathLike[str] | None, combinations: Iterable[Sequence[str]]
+) -> list[Plan]:
+    """The same with several sets of overrides. The file is read once: it may be a pipe, and all are of one text."""
     project = project_of(experiment)
     path = find_conf(project) if conf is None else Path(conf)
     text = "" if path is None else read_conf(path, is_named=conf is not None)
     name = "the configuration" if path is None else os.path.relpath(path)
-    return load(schema_of(experiment), text, overrides, allowed_names(project), name)
+    return load_each(schema_of(experiment), text, combinations, allowed_names(project), name)
 
 
 def _named(project: Path) -> str | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,6 @@ from paceline.project_file import NAME_EXPECTED, can_name_runs
 from paceline.runs import Run, list_runs
 from paceline.runs.kept_call import is_own_call
 from paceline.runs.logdir import results_dir
-
-_MOST_WAIT_S = 5.0
-_POLL_S = 0.02
 
 
 def same_runs(config_hash: str, root: str | os.PathLike[str] | None = None, code_hash: str | None = None) -> list[Run]:
@@ -76,20 +70,3 @@ def config_of(plan: Plan) -> Any:
         if isinstance(value, int) and value < least:  # a class of the user's own may have None there
             raise ConfigError(f"cfg.{name} is {value}: expected {least} or more.")
     return cfg
-
-
-@contextmanager
-def alone_in(logdir: Path) -> Iterator[None]:
-    """Inside, no other process is. Where there are no locks, or one holds it for long, it goes on without."""
-    fd, deadline = os.open(logdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _MOST_WAIT_S
-    try:
-        with suppress(OSError):
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(_POLL_S)
-        yield
-    finally:
-        os.close(fd)

@@ -26,12 +26,13 @@ from paceline.experiment.binding import dump
 from paceline.experiment.building import build_experiment
 from paceline.experiment.plan import Plan, targets
 from paceline.experiment.project import load_plan
-from paceline.experiment.run_folders import alone_in, config_of, logdir_of
+from paceline.experiment.run_folders import config_of, logdir_of
 from paceline.experiment.shards import datasets_in, makes_ray, shards_of
 from paceline.experiment.signatures import path_of
 from paceline.prepare.rng import RandomStream, check_seed
 from paceline.registry import EXPERIMENT_WORKER_MODULES
 from paceline.runs import Run, load_run
+from paceline.runs.driver_lock import alone_in
 from paceline.runs.durable import write_atomic
 from paceline.runs.function_source import describe_function
 from paceline.trainer import Trainer

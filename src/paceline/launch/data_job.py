@@ -11,6 +11,7 @@ from paceline.callbacks import Callback
 from paceline.errors import ConfigError
 from paceline.launch.launcher import Launch, program_of, run_to_exit_code
 from paceline.project_file import project_name, read_project_file, table_in
+from paceline.runs.logdir import results_dir
 from paceline.workers.base import Wire
 
 STORAGE_VARIABLE = "PACELINE_STORAGE"
@@ -46,7 +47,7 @@ def find_job(project: Path) -> DataJob:
 def run_job(job: DataJob, args: Sequence[str], storage: Path, callbacks: Sequence[Callback] = ()) -> int:
     """Run it here, in a worker of its own, to its end; gives the exit code. One that is killed is not begun again: who
     has half written something has to look at it first."""
-    launch = Launch(num_workers=1, max_restarts=0, engine="local", logdir=job.name)
+    launch = Launch(num_workers=1, max_restarts=0, engine="local", logdir=str(results_dir() / job.name))
     backend = Alone(storage=str(storage))
     return run_to_exit_code(program_of([job.script, *args]), launch, backend=backend, callbacks=callbacks)
 

@@ -1,13 +1,17 @@
-"""One driver a run: a lock that the kernel frees when its process ends, however it ends."""
+"""Locks that the kernel frees when their process ends, however it ends: one driver a run, one process in a folder."""
 
 import fcntl
 import os
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import TrainerStateError
 
 _FILE = "driver.lock"
+_MOST_WAIT_S = 5.0
+_POLL_S = 0.02
 
 
 class DriverLock:
@@ -35,3 +39,20 @@ class DriverLock:
                 with suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Inside, no other process is. Where there are no locks, or one holds it for long, it goes on without."""
+    fd, deadline = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _MOST_WAIT_S
+    try:
+        with suppress(OSError):
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(fd)

@@ -18,16 +18,19 @@ _BLOCK_BYTES = 65_536
 _MOST_LINES_BYTES = 4 * 2**30  # they are held in memory several times over
 
 
-def write_atomic(path: Path | str, data: bytes, durable: bool = True) -> None:
+def write_atomic(path: Path | str, data: bytes, durable: bool = True, mode: int | None = None) -> None:
     """Replaces `path` by `data`: a reader sees the old file or the new one, also when this process is killed.
 
-    With `durable` also when the machine crashes. If storage refuses: OSError, and nothing is left behind.
+    With `durable` also when the machine crashes. `mode` is who may read and write it, where that is not as for any new
+    file. If storage refuses: OSError, and nothing is left behind.
     """
     directory, name = os.path.split(path)
     beside = os.path.join(directory, f".{name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
+            if mode is not None:
+                os.fchmod(fd, mode)
             _write_all(fd, data)
             if durable:
                 os.fsync(fd)

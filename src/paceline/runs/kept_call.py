@@ -115,7 +115,12 @@ def _seal(payload: bytes) -> bytes:
 
 def _key() -> bytes:
     """Made at the first use. Where there is no place to keep it, each process has its own, and no other's matches."""
-    state_dir = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "paceline"
+    state = os.environ.get("XDG_STATE_HOME") or ""
+    if not os.path.isabs(state):
+        state = os.path.expanduser("~/.local/state")
+    if not os.path.isabs(state):  # a user without a home
+        return _key_of_this_process()
+    state_dir = Path(state, "paceline")
     path = state_dir / "seal.key"
     with contextlib.suppress(OSError):
         if not path.exists():

@@ -101,6 +101,11 @@ def _locate(logdir: str | os.PathLike[str]) -> Path:
             f"logdir {text!r} is relative, so it is taken below the results folder {root}, "
             "and leads out of it. Give an absolute path instead."
         )
+    if run_number(path.name) is not None and not path.exists():
+        raise ArgumentError(
+            f"logdir {text!r} is called as runs themselves are, so that listings would take it for one, and not find "
+            "those in it. Give it another name."
+        )
     return path
 
 

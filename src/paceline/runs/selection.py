@@ -36,7 +36,7 @@ def select_one(words: Sequence[str], names: Sequence[str], tags_of: Tagged) -> s
 def select(words: Sequence[str], names: Sequence[str], tags_of: Tagged) -> list[str]:
     """All that are meant, newest first, and at least one. A glob or a tag may mean several; others mean one."""
     for word in words:
-        if word.startswith("-") and not _BACK.fullmatch(word):
+        if word.startswith("-") and not _BACK.fullmatch(word) and not _is_said(word, names):
             raise ArgumentError(
                 f"{word!r} is neither an option nor a run. `-1` is the newest run, `-2` the one before."
             )
@@ -139,6 +139,11 @@ def _meant(word: str, names: Sequence[str]) -> str:
     return (
         f" Did you mean {' or '.join(close)}?" if close else f" The newest is {names[0]}; `paceline xp ls` lists them."
     )
+
+
+def _is_said(word: str, names: Sequence[str]) -> bool:
+    """Whether it is a whole name, with a run of it or without."""
+    return word in names or not {word, _parent(word)}.isdisjoint(map(_parent, names))
 
 
 def _is_relative(word: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.errors import ArgumentError, RunDamagedError
 from paceline.json_text import encode_document
+from paceline.runs.driver_lock import alone_in
 from paceline.runs.durable import read_json, write_atomic
 
 TAGS_FILE = "tags.json"
@@ -33,12 +34,13 @@ def change_tags(run_dir: Path, add: Iterable[str] = (), remove: Iterable[str] = 
             raise ArgumentError(f"{tag!r} is no tag: expected up to 64 letters, digits and . : + - _, without spaces.")
         if _RUN.fullmatch(tag):  # `xp tag digits 3 paper`, as other verbs take NAME RUN, would tag another run
             raise ArgumentError(f"{tag!r} is no tag, but a run. The run to tag is one word: NAME/{tag}.")
-    tags = (read_tags(run_dir) | {*add}) - {*remove}
-    if len(tags) > _MOST_TAGS:
-        raise ArgumentError(f"{run_dir} would have {len(tags)} tags; expected at most {_MOST_TAGS}.")
-    path = run_dir / TAGS_FILE
-    if tags:
-        write_atomic(path, encode_document({"tags": sorted(tags)}))
-    else:
-        path.unlink(missing_ok=True)
+    with alone_in(run_dir):  # of two who tag it at once, one would undo what the other has done
+        tags = (read_tags(run_dir) | {*add}) - {*remove}
+        if len(tags) > _MOST_TAGS:
+            raise ArgumentError(f"{run_dir} would have {len(tags)} tags; expected at most {_MOST_TAGS}.")
+        path = run_dir / TAGS_FILE
+        if tags:
+            write_atomic(path, encode_document({"tags": sorted(tags)}))
+        else:
+            path.unlink(missing_ok=True)
     return tags

@@ -44,6 +44,9 @@ from paceline.workers.stacks import collect_stacks
 BATCH_S = 0.05
 """How long reports may gather before the driver takes them."""
 
+_MOST_WORKERS = 1024
+"""More than any machine trains with: whoever asks for them has mistyped, and would not get at a shell any more."""
+
 
 class LocalEngine:
     """Processes on this machine. `preload` names modules that the nursery imports besides the framework: whatever
@@ -223,6 +226,11 @@ class LocalGroup:
             raise ResourcesError(
                 f"resources_per_worker names {', '.join(sorted(self._resources.custom))}; the local engine counts CPU "
                 "and GPU only. Leave them out here."
+            )
+        if self._num_workers > _MOST_WORKERS:
+            raise ResourcesError(
+                f"{self._num_workers} workers on this machine: expected at most {_MOST_WORKERS}. Each is a process "
+                "that has the framework, and more of them than cores only wait for each other."
             )
         shares = share_gpus(self._num_workers, self._resources.gpus, gpu_ids() if self._resources.gpus else [])
         scratch = self._scratch = Path(tempfile.mkdtemp(prefix="paceline_"))
