@@ -3,6 +3,8 @@ holds for each."""
 
 import os
 import pickle
+import subprocess
+import sys
 import tomllib
 from dataclasses import FrozenInstanceError, fields
 from importlib.util import find_spec
@@ -87,6 +89,33 @@ def test_what_is_preloaded_exists(probe):
     preload = probe.config().preload
     for module in (*preload.to_join, *preload.to_train):
         assert find_spec(module) is not None, module
+
+
+NEW_WORKER = """
+import sys, threading
+from paceline.workers.garbage import Garbage
+from paceline.workers.ray_worker import RayWorker
+
+class Watch:
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1]:
+            print(name)
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Watch)
+worker = RayWorker.__new__(RayWorker)
+worker._importing, worker._garbage = threading.Lock(), Garbage()
+worker.preload(sys.argv[2:])
+"""
+
+
+@with_a_group
+def test_new_worker_on_ray_imports_the_framework_before_it_joins(probe):
+    """In a Python of its own, and only so far. Those of the tests are forked from a process that has it already."""
+    config = probe.config()
+    command = [sys.executable, "-c", NEW_WORKER, config.package, *config.preload.to_join]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert config.package in done.stdout.split()
 
 
 def test_package_is_missing(probe, monkeypatch, tmp_path):
