@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked_workers import forked_workers
+from forked_workers import another_source, forked_workers
 from hypothesis import settings
 from lean_nodes import lean_nodes
 from ray_settings import SETTINGS
@@ -142,6 +142,27 @@ def ray_cluster(ends):
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)
     ends["ray_cluster"].callback(ray.shutdown)
     return ray
+
+
+@pytest.fixture(scope="session")
+def imported_on_ray(ray_cluster, ends):
+    """Makes a block in which new workers of Ray's cluster have a package imported, and what a script takes with it, if
+    few tests need it and it takes seconds."""
+    sources = {}
+
+    def imported_on_ray(package):
+        if package not in SLOW_TO_IMPORT:
+            return contextlib.nullcontext()
+        if package not in sources:
+            source = another_source(package, SLOW_TO_IMPORT[package])
+            sources[package] = ends["ray_cluster"].enter_context(source)
+        return sources[package]()
+
+    return imported_on_ray
+
+
+SLOW_TO_IMPORT = {"jax": ("jax", "optax"), "tensorflow": ("tensorflow", "keras", "tf_keras")}
+"""Not our modules that import these: what those say before they do, each worker has to say by itself."""
 
 
 @pytest.fixture(scope="session", params=["local", "ray"])
