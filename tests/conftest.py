@@ -31,8 +31,13 @@ LONG_FIRST = ("ray", "examples", "procs", "e2e", "contract", "house", "unit")
 """The folders by how long a module of theirs takes. A long one that began last would keep a single process busy."""
 
 
-ONE_NURSERY = dict.fromkeys(("test_backend_training", "test_jax", "test_tensorflow"), "frameworks")
-"""Modules whose workers are forked from the same nurseries, of frameworks that take long to import."""
+TOGETHER = {
+    **dict.fromkeys(("test_backend_training", "test_backends", "test_jax", "test_tensorflow"), "nurseries"),
+    **dict.fromkeys(("test_frameworks", "test_keras_callback", "test_sgd_replicas"), "imports"),
+    **dict.fromkeys(("test_tensorflow_backend", "test_tensorflow_batches"), "imports"),
+}
+"""Modules of which one process has all tests, since frameworks that take long to import are imported once for them: in
+the nurseries of their workers, or in that process."""
 
 
 # Threads of OpenMP that have nothing to do sleep instead of spinning: here all share the cores, and spinning took
@@ -55,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
     together too, and those of scripts that are read in one process."""
     for item in items:
         shared = [name for name in ("cluster", "readers") if name in item.fixturenames]
-        group = shared[0] if shared else ONE_NURSERY.get(item.module.__name__.rpartition(".")[2], item.module.__name__)
+        group = shared[0] if shared else TOGETHER.get(item.module.__name__.rpartition(".")[2], item.module.__name__)
         item.add_marker(pytest.mark.xdist_group("ray" if _needs_ray(item) else group))
     if hasattr(config, "workerinput"):
         ranks = {folder: rank for rank, folder in enumerate(LONG_FIRST)}
