@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked_workers import forked_workers
+from forked_workers import another_source, forked_workers
 from hypothesis import settings
 from lean_nodes import lean_nodes
 from ray_settings import SETTINGS
@@ -31,8 +31,13 @@ LONG_FIRST = ("ray", "examples", "procs", "e2e", "contract", "house", "unit")
 """The folders by how long a module of theirs takes. A long one that began last would keep a single process busy."""
 
 
-ONE_NURSERY = dict.fromkeys(("test_backend_training", "test_jax", "test_tensorflow"), "frameworks")
-"""Modules whose workers are forked from the same nurseries, of frameworks that take long to import."""
+TOGETHER = {
+    **dict.fromkeys(("test_backend_training", "test_backends", "test_jax", "test_tensorflow"), "nurseries"),
+    **dict.fromkeys(("test_frameworks", "test_keras_callback", "test_sgd_replicas"), "imports"),
+    **dict.fromkeys(("test_tensorflow_backend", "test_tensorflow_batches"), "imports"),
+}
+"""Modules of which one process has all tests, since frameworks that take long to import are imported once for them: in
+the nurseries of their workers, or in that process."""
 
 
 # Threads of OpenMP that have nothing to do sleep instead of spinning: here all share the cores, and spinning took
@@ -55,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
     together too, and those of scripts that are read in one process."""
     for item in items:
         shared = [name for name in ("cluster", "readers") if name in item.fixturenames]
-        group = shared[0] if shared else ONE_NURSERY.get(item.module.__name__.rpartition(".")[2], item.module.__name__)
+        group = shared[0] if shared else TOGETHER.get(item.module.__name__.rpartition(".")[2], item.module.__name__)
         item.add_marker(pytest.mark.xdist_group("ray" if _needs_ray(item) else group))
     if hasattr(config, "workerinput"):
         ranks = {folder: rank for rank, folder in enumerate(LONG_FIRST)}
@@ -142,6 +147,27 @@ def ray_cluster(ends):
     ray.init(num_cpus=8, resources={"stays": 8}, include_dashboard=False, log_to_driver=False, configure_logging=False)
     ends["ray_cluster"].callback(ray.shutdown)
     return ray
+
+
+@pytest.fixture(scope="session")
+def imported_on_ray(ray_cluster, ends):
+    """Makes a block in which new workers of Ray's cluster have a package imported, and what a script takes with it, if
+    few tests need it and it takes seconds."""
+    sources = {}
+
+    def imported_on_ray(package):
+        if package not in SLOW_TO_IMPORT:
+            return contextlib.nullcontext()
+        if package not in sources:
+            source = another_source(package, SLOW_TO_IMPORT[package])
+            sources[package] = ends["ray_cluster"].enter_context(source)
+        return sources[package]()
+
+    return imported_on_ray
+
+
+SLOW_TO_IMPORT = {"jax": ("jax", "optax"), "tensorflow": ("tensorflow", "keras", "tf_keras")}
+"""Not our modules that import these: what those say before they do, each worker has to say by itself."""
 
 
 @pytest.fixture(scope="session", params=["local", "ray"])

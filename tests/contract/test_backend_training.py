@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -131,11 +132,18 @@ def test_group_that_shrinks_goes_on_to_the_same_end(probe, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["ray"])
-def test_killed_worker_on_ray_changes_nothing(engine, ray_cluster, probe, tmp_path):
+def test_killed_worker_on_ray_changes_nothing(engine, imported_on_ray, probe, tmp_path):
+    """Its workers are forked with the framework imported. What a new one has to import before that, it does as well."""
+    config = probe.config()
+
+    def train_and_look(options):
+        return probe.train(options), {*config.preload.to_join} - sys.modules.keys()
+
     resources = {"cpus_per_worker": 0.5, "engine": engine, "logdir": tmp_path / "runs"}
-    with Trainer(probe.config(), 2, **resources) as trainer:
-        before = trainer.run(probe.train, nothing_happens())
-        assert trainer.run(probe.train, once(kill_this, 3, tmp_path / "killed")) == before
+    with imported_on_ray(config.package), Trainer(config, 2, **resources) as trainer:
+        before, missing = zip(*trainer.run(train_and_look, nothing_happens()), strict=True)
+        assert missing == (set(), set())
+        assert trainer.run(probe.train, once(kill_this, 3, tmp_path / "killed")) == [*before]
         assert (tmp_path / "killed").exists()
         assert_every_step_counts_once(trainer)
     np.testing.assert_allclose(before[0], fitted(NUM_STEPS)[1], rtol=1e-5)

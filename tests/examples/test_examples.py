@@ -248,10 +248,11 @@ def test_loop_on_the_driver_learns(read):
     assert float(accuracy.removeprefix("accuracy ")) > 0.6
 
 
-def test_template_of_distributed_sgd(run, ray_cluster):
+def test_template_of_distributed_sgd(run, ray_cluster, imported_on_ray):
     """At each step: two workers compute, then all have; the mean is made; two workers apply it; and the loss."""
     address = ray_cluster.get_runtime_context().gcs_address
-    lines = run("distributed_sgd/template.py", "--steps", "3", RAY_ADDRESS=address).splitlines()
+    with imported_on_ray("tensorflow"):
+        lines = run("distributed_sgd/template.py", "--steps", "3", RAY_ADDRESS=address).splitlines()
     told = [line for line in lines if " time " in line or line.startswith("Current loss")]
     names, numbers = zip(*(line.rsplit(" ", 1) for line in told), strict=True)
     step = [

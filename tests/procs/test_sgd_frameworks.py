@@ -1,10 +1,11 @@
-"""JAX models trained by DistributedSGD on real workers. Those of TensorFlow are in test_sgd_replicas.py and in the
-example: its workers take long to start."""
+"""JAX models trained by DistributedSGD on real workers. Those of TensorFlow are in the example, since their workers
+take long to start; replicas of both are in tests/unit/test_sgd_replicas.py."""
 
 import numpy as np
 import pytest
 from sgd_rows import rows
 
+from paceline import LocalEngine
 from paceline.sgd import DistributedSGD
 
 NUM_STEPS = 4
@@ -33,7 +34,8 @@ def trained_on_all_rows():
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_strategies_train_jax_models_as_one_on_all_rows(strategy):
     shape = {"num_workers": 2, "devices_per_worker": 2, "use_cpus": True}
-    with DistributedSGD(line, **shape, strategy=strategy, engine="local", verbose=False) as sgd:
+    engine = LocalEngine(preload=["jax", "optax"])
+    with DistributedSGD(line, **shape, strategy=strategy, engine=engine, verbose=False) as sgd:
         losses = [sgd.step() for _ in range(NUM_STEPS)]
         replicas = sgd.foreach_model(
             lambda model: [np.asarray(model.params["b"]), np.asarray(model.params["line"]["w"])]

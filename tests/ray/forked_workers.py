@@ -28,19 +28,14 @@ def forked_workers(*modules):
     import pytest
     from ray._private import ray_constants
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = os.path.join(folder, "workers")
-        listener.bind(path)
-        listener.listen(64)
-        command = [sys.executable, __file__, "--source", str(listener.fileno()), *modules]
-        # Numpy and pyarrow would start threads when they are imported.
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-        source = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, env=env)
-        listener.close()  # if the source dies, workers are refused at once
+        with _listener(path, "first") as listener:
+            command = [sys.executable, __file__, "--source", str(listener.fileno()), *modules]
+            # Numpy and pyarrow would start threads when they are imported.
+            env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+            source = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, env=env)
+        _lead(path, "first")  # the listener is closed here: if the source dies, workers are refused at once
         patch.setenv(PLACE, path)
         patch.setattr(ray_constants, "SETUP_WORKER_FILENAME", __file__)  # joined to a folder, it is itself
         try:
@@ -48,6 +43,48 @@ def forked_workers(*modules):
         finally:
             source.kill()
             source.wait()
+
+
+@contextlib.contextmanager
+def another_source(name, modules):
+    """Within `forked_workers`: gives what makes a block in which new workers are from a process that has these modules
+    besides. It is forked from the first one. Those that few tests need, and that take long to import, are not for all:
+    each fork would take longer, and others would find imported what no worker of theirs has."""
+    path = os.environ[PLACE]
+    with _listener(path, name) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as source:
+        source.settimeout(_ANSWER_S)
+        source.connect(path)
+        socket.send_fds(source, [json.dumps({"modules": modules}).encode()], [listener.fileno()])
+        pid = int(source.recv(100))
+
+    @contextlib.contextmanager
+    def forked():
+        former = os.readlink(path)
+        _lead(path, name)
+        try:
+            yield
+        finally:
+            _lead(path, former)
+
+    try:
+        yield forked
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _listener(path, name):
+    """Beside the path. Whoever connects waits until somebody accepts, who may still be importing."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(os.path.join(os.path.dirname(path), name))
+    listener.listen(64)
+    return listener
+
+
+def _lead(path, name):
+    """At any time there is somebody at the path."""
+    os.symlink(name, f"{path}_{name}")
+    os.replace(f"{path}_{name}", path)
 
 
 def main(arguments):
@@ -97,11 +134,17 @@ def serve(listener, modules):
             packet, fds, _, _ = socket.recv_fds(client, _MESSAGE_BYTES, 3)
             if packet and os.fork() == 0:
                 listener.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                client.send(b"1")
-                return json.loads(packet), fds
+                order = json.loads(packet)
+                if "modules" not in order:
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    client.send(b"1")
+                    return order, fds
+                client.send(str(os.getpid()).encode())
+                listener, modules = socket.socket(fileno=fds.pop()), order["modules"]
+                break
             for fd in fds:
                 os.close(fd)
+    return serve(listener, modules)  # as another source
 
 
 def work(order, fds):

@@ -38,14 +38,20 @@ def trainer():
         yield made
 
 
-def a_model(units=4, optimizer=None, metrics=(), **built):
+def a_model(units=4, optimizer=None, metrics=(), is_built=True, **compiled):
     import keras
 
     keras.utils.set_random_seed(0)
-    first = [] if built.get("is_built") is False else [keras.Input((3,))]
+    first = [keras.Input((3,))] if is_built else []
     model = keras.Sequential([*first, keras.layers.Dense(units), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-    model.compile(optimizer or keras.optimizers.Adam(0.05), "mse", metrics=[*metrics])
+    model.compile(optimizer or keras.optimizers.Adam(0.05), "mse", metrics=[*metrics], **compiled)
     return model
+
+
+def quickly_made(**options):
+    """For tests that ask what the callback does and not what comes of the weights: to compile what they train takes
+    most of their time."""
+    return a_model(run_eagerly=True, **options)
 
 
 def fit(config):
@@ -117,14 +123,15 @@ def test_callback_that_does_not_save_does_not_go_on_either(trainer, failed):
 
 
 def test_second_fit_of_a_function_begins_anew(trainer):
-    [(_, _, first), (_, _, second)] = trainer.run(lambda config: [fit(config), fit(config)], {}, dataset=DATA)[0]
+    config = {"model": quickly_made}
+    [(_, _, first), (_, _, second)] = trainer.run(lambda config: [fit(config), fit(config)], config, dataset=DATA)[0]
     assert first == second == [0, 1, 2]
 
 
 def test_callback_of_the_script_goes_on_in_every_run(trainer, failed):
     """In this process, all runs have the same object."""
     callback = ReportCallback()
-    config = {"callback": lambda: callback}
+    config = {"model": quickly_made, "callback": lambda: callback}
     trainer.run(fit, config, dataset=DATA)
     [(_, _, epochs)] = trainer.run(fit, config, dataset=DATA, checkpoint=failed)
     assert epochs == [2]
@@ -259,7 +266,8 @@ def test_schedule_of_the_learning_rate_goes_on_by_the_count():
 
 
 def test_more_may_be_in_the_checkpoint(trainer):
-    trainer.run(fit, {"callback": lambda: ReportCallback(also=lambda: {"mood": "good"})}, dataset=DATA)
+    config = {"model": quickly_made, "callback": lambda: ReportCallback(also=lambda: {"mood": "good"})}
+    trainer.run(fit, config, dataset=DATA)
     checkpoint = paceline.read_checkpoint(trainer.latest_checkpoint_path)
     assert (checkpoint["mood"], checkpoint["keras"]["epoch"]) == ("good", 2)
 
@@ -278,7 +286,7 @@ def test_checkpoint_does_not_fit_the_model(trainer, failed, model, message):
 
 def test_model_that_no_checkpoint_could_be_loaded_into_is_told_at_the_start(trainer, caplog):
     """Not only after a kill, when all is lost."""
-    trainer.run(fit, {"model": lambda: a_model(is_built=False)}, dataset=DATA)
+    trainer.run(fit, {"model": lambda: quickly_made(is_built=False)}, dataset=DATA)
     assert [one.message for one in caplog.records if "call model.build" in one.message] != []
 
 

@@ -1,22 +1,15 @@
-"""Replicas of TensorFlow and JAX: what `Replica` promises, and what is particular to them. Checked in a worker."""
+"""Replicas of TensorFlow and JAX: what `Replica` promises, and what is particular to them. On workers:
+tests/procs/test_sgd_frameworks.py."""
 
 import numpy as np
 import pytest
 
-from paceline import BackendConfig, Trainer
 from paceline.errors import ArgumentError, ArgumentTypeError
 from paceline.sgd import JaxModel, TFModel
 from paceline.sgd.packing import Layout
 from paceline.sgd.replica import replica_of
 
 KINDS = ["jax", "tensorflow"]
-
-
-@pytest.fixture(scope="module")
-def worker(lasts):
-    """One for all checks: what these frameworks set up when they are imported stays in there."""
-    with Trainer(BackendConfig(), num_workers=1, engine="local") as trainer, lasts(trainer):
-        yield trainer
 
 
 def maker_of(kind):
@@ -334,10 +327,6 @@ def check_jax_models_that_cannot_be_trained():
         replica_of(Model(params, (1.0, params, 3))).compute()
 
 
-def checked(check, kind):
-    check(maker_of(kind))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "check",
@@ -350,12 +339,12 @@ def checked(check, kind):
     ],
     ids=lambda check: check.__name__,
 )
-def test_replica(worker, check, kind):
-    worker.execute(checked, check, kind)
+def test_replica(check, kind):
+    check(maker_of(kind))
 
 
-def test_replica_of_tf_keras(worker):
-    worker.execute(checked, check_state_holds_the_optimizer_and_goes_to_another_replica, "tf_keras")
+def test_replica_of_tf_keras():
+    check_state_holds_the_optimizer_and_goes_to_another_replica(maker_of("tf_keras"))
 
 
 @pytest.mark.parametrize("kind", ["tensorflow", "tf_keras"])
@@ -380,5 +369,5 @@ def test_learning_rate_is_part_of_the_state(worker, kind):
     ],
     ids=lambda check: check.__name__,
 )
-def test_what_is_particular(worker, check):
-    worker.execute(check)
+def test_what_is_particular(check):
+    check()
