@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,6 +84,7 @@ def test_all_that_a_trained_model_is_good_for(strategy, devices, tmp_path):
     run = paceline.load_run(sgd.run_dir)
     assert run.status.state == "SUCCEEDED"
     assert run.request["strategy"] == strategy
+    assert "paceline_sgd" not in Path("/proc/self/maps").read_text(), "who keeps it does not keep its memory"
 
 
 def test_models_of_numpy_by_collectives():

@@ -329,6 +329,10 @@ def test_losses_that_are_none():
     model.get_loss = lambda: torch.tensor(1.0)
     with pytest.raises(ArgumentTypeError, match="depends on none of its weights"):
         replica.compute()
+    loss = OddModel.get_loss(model)
+    model.get_loss = lambda: (loss, 3)
+    with pytest.raises(ArgumentTypeError, match=r"get_loss\(\), with its loss, has returned 3; expected a dict"):
+        replica.compute()
     model.get_loss = lambda: (torch.tensor(1.0), {}, 3)
     with pytest.raises(ArgumentTypeError, match=r"3\); expected a tensor with one element, or \(loss, metrics\)"):
         replica.compute()

@@ -81,6 +81,8 @@ class OwnPosition:
     by `get_position()`, and goes on there with `set_position(position)`."""
 
     model: Any
+    metrics_source: ClassVar[str] = "get_loss(), with its loss,"
+    """Where metrics come from that the model has told with its loss."""
 
     def position(self) -> Any:
         get = getattr(self.model, "get_position", None)
@@ -104,7 +106,7 @@ class OwnPosition:
         if get is None and not more:
             return {}
         told = (get() or {}) if get is not None else {}
-        for given, source in ((told, "get_metrics()"), (more or {}, "loss_and_grad(), as its third value,")):
+        for given, source in ((told, "get_metrics()"), (more or {}, self.metrics_source)):
             if not isinstance(given, Mapping):
                 raise ArgumentTypeError(
                     f"{type(self.model).__qualname__}.{source} has returned {given!r}; expected a dict of metrics."
@@ -115,6 +117,8 @@ class OwnPosition:
 class OwnState(OwnPosition):
     """The same for models that compute their own gradients: what else the next step depends on, a momentum or
     statistics, they give by `get_state()` and take by `set_state(state)`."""
+
+    metrics_source: ClassVar[str] = "loss_and_grad(), as its third value,"
 
     def _own_state(self) -> dict[str, Any]:
         get = getattr(self.model, "get_state", None)

@@ -140,6 +140,7 @@ class Team:
 
     def close(self, state: str, error: BaseException | None = None) -> None:
         self._end_streams()
+        self._strategy = None  # with the memory that it shares: who keeps this object has no use for that
         try:
             if state == "SUCCEEDED":
                 self.link.close()
