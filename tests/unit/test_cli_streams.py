@@ -41,8 +41,9 @@ def test_what_an_encoding_has_not_got_is_escaped(text, encoding, written):
     assert text.encode(encoding, "escaped for a test") == written
 
 
-def test_streams_are_made_suitable(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"], ids=["as usual", "as where the locale is C"])
+def test_streams_are_made_suitable(errors, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors))
     monkeypatch.setattr(sys, "stderr", None)
     streams.suit()
     with sys.stderr as nowhere:

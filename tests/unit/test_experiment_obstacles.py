@@ -17,6 +17,7 @@ from paceline.cli.app import build
 from paceline.cli.train_run import plans_of
 from paceline.errors import ConfigError
 from paceline.experiment import binding, fresh, run_experiment, running, same_runs, schema_of
+from paceline.experiment.new_project import make_project
 from paceline.experiment.project import read_conf, write_conf
 from paceline.project_file import can_name_runs
 from paceline.runs.driver_lock import alone_in
@@ -335,3 +336,21 @@ def test_bound_file_is_read_by_whom_it_was_before(project):
         conf.chmod(mode)
         call("bind")
         assert conf.stat().st_mode & 0o777 == mode
+
+
+def test_new_project_for_which_there_is_no_room_leaves_nothing(tmp_path, monkeypatch):
+    def refuse(path, *given):
+        if path.name == "experiment.py":
+            real(path, "half of it")
+            raise OSError(28, "No space left on device")
+        real(path, *given)
+
+    real = Path.write_text
+    monkeypatch.setattr(Path, "write_text", refuse)
+    (tmp_path / "there").mkdir()
+    for name in ("digits", "there"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            make_project(tmp_path / name)
+    monkeypatch.undo()
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert make_project(tmp_path / "digits") == tmp_path / "digits"

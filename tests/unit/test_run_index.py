@@ -145,7 +145,12 @@ def damage_empty(path):
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [damage_header, damage_pages, damage_empty])
+def damage_text(path):
+    """What SQLite says of it is no UTF-8 either."""
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE runs", b"CREATE TABL\xa2 runs"))
+
+
+@pytest.mark.parametrize("damage", [damage_header, damage_pages, damage_empty, damage_text])
 def test_damaged_index_is_made_anew(root, damage):
     make(root / "a")
     before = seen(root)

@@ -16,7 +16,7 @@ def suit() -> None:
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
     codecs.register_error(_ESCAPING, escaped)
-    if getattr(sys.stdout, "errors", None) == "strict":
+    if getattr(sys.stdout, "errors", None) in ("strict", "surrogateescape"):  # the other one where the locale is C
         sys.stdout.reconfigure(errors=_ESCAPING)  # type: ignore[union-attr]
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,7 +17,7 @@ _SUFFIX = ".txt"
 
 def make_project(path: Path, kind: str = "template") -> Path:
     """Write the template into a new folder, or an empty one; its name is that of the runs. Gives the folder."""
-    name = path.name
+    name, written = path.name, list[Path]()
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ConfigError(f"{name!r} cannot be the name of such a folder; expected letters, digits, '_', '.' and '-'.")
     try:
@@ -25,10 +26,23 @@ def make_project(path: Path, kind: str = "template") -> Path:
         for place, text in template(kind).items():
             target = path / place
             target.parent.mkdir(parents=True, exist_ok=True)
+            written.append(target)
             target.write_text(_named(text, name), "utf-8")
     except OSError as error:
+        _undo(path, written)
         raise ConfigError(f"{path} cannot be written: {error}") from None
     return path.absolute()
+
+
+def _undo(path: Path, written: list[Path]) -> None:
+    """So that it can be made when there is room: a folder with the half of it would be in the way."""
+    for file in written:
+        with suppress(OSError):
+            file.unlink()
+    folders = {parent for file in written for parent in file.parents if parent.is_relative_to(path)}
+    for folder in sorted(folders, reverse=True):  # what somebody else has put there stays
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def template(kind: str = "template") -> dict[str, str]:

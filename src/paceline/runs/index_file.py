@@ -64,7 +64,7 @@ class IndexFile:
         self._root = os.fsencode(os.path.realpath(root)).hex()
 
     def load(self) -> Known:
-        with suppress(sqlite3.Error, OSError), closing(self._open()) as db:
+        with suppress(sqlite3.Error, OSError, UnicodeError), closing(self._open()) as db:
             try:
                 folders = db.execute("SELECT path, mark, names FROM folders").fetchall()
                 runs = db.execute("SELECT path, mark, state, created, started, ended FROM runs").fetchall()
@@ -136,7 +136,7 @@ class IndexFile:
             self._check(db)
         except BaseException as error:
             db.close()
-            if isinstance(error, sqlite3.DatabaseError):
+            if isinstance(error, sqlite3.DatabaseError | UnicodeError):  # what it says of damaged text may be none
                 self._forget_if_damaged(error)
             raise
         return db
