@@ -348,8 +348,8 @@ def test_replica_of_tf_keras():
 
 
 @pytest.mark.parametrize("kind", ["tensorflow", "tf_keras"])
-def test_learning_rate_is_part_of_the_state(worker, kind):
-    worker.execute(checked, check_changed_learning_rate_goes_to_another_replica, kind)
+def test_learning_rate_is_part_of_the_state(kind):
+    check_changed_learning_rate_goes_to_another_replica(maker_of(kind))
 
 
 @pytest.mark.parametrize(
