@@ -269,7 +269,8 @@ def test_child_that_lives_on_does_not_keep_a_run_from_being_resumed(folder: RunF
     inherited = os.dup(folder._lock._fd)  # as in a fork: the same lock
     try:
         folder.close()
-        RunFolder.reopen(folder.path).close()
+        with RunFolder.reopen(folder.path) as again:
+            assert again.path == folder.path
     finally:
         os.close(inherited)
 
