@@ -1,5 +1,6 @@
 """Run folders and storage that are huge, deep, looping, replaced meanwhile, or forged: verbs end, and do no harm."""
 
+import errno
 import json
 import os
 import shutil
@@ -191,6 +192,20 @@ def test_two_remove_the_same(root, monkeypatch):
     [removed] = trash.removed_runs(root)
     assert trash.empty(removed)
     assert not trash.empty(removed)
+
+
+def test_full_disk_on_which_not_even_the_trash_has_room(root, monkeypatch):
+    from paceline.runs import trash
+
+    def write_atomic(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(trash, "write_atomic", write_atomic)
+    told = call("xp", "rm", "digits", code=2).stderr
+    assert "`paceline xp gc`" in told
+    assert f"`rm -r {root / 'digits' / 'run_001'}`" in told
+    assert os.listdir(root / ".trash") == []
+    assert json.loads(call("xp", "ls", "--json").stdout)[0]["name"] == "digits/run_001"
 
 
 def test_results_that_cannot_be_written(root, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 import pytest
 import typer
 
-from paceline.cli import streams
+from paceline.cli import main, streams
 from paceline.cli.announcing import Announcement
 from paceline.cli.asking import answering, give, say
 
@@ -78,3 +78,16 @@ def test_answer_that_cannot_be_written(place, code, broken, monkeypatch, capsys)
         assert caught.value.exit_code == code
         assert is_mute(stream), "or Python complains when it ends, with another exit code"
     assert ("No space left" in capsys.readouterr().err) == (code == 2)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["xp", "rm", "--help"]], ids=" ".join)
+def test_help_that_cannot_be_written(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["paceline", *words])
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        monkeypatch.undo()
+        assert is_mute(stream)
+    assert caught.value.code == 2
+    assert "No space left" in capsys.readouterr().err

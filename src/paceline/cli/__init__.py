@@ -12,4 +12,10 @@ def main(name: str | None = None) -> None:
     from paceline.cli.app import build
 
     streams.suit()
-    build(*sys.argv[1:2])(prog_name=name)
+    try:
+        build(*sys.argv[1:2])(prog_name=name)
+    except OSError as error:  # of the help, say: verbs answer for theirs
+        from paceline.cli.asking import USAGE, tell_refusal
+
+        tell_refusal(error)
+        sys.exit(USAGE)

@@ -121,11 +121,15 @@ def answering(verb: Verb) -> Verb:
             streams.mute()
             raise typer.Exit(OK) from None
         except OSError as error:  # a disk that is full, a folder of somebody else
-            say(f"It cannot be done: {error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
-            streams.mute()
+            tell_refusal(error)
             raise typer.Exit(USAGE) from None
 
     return answered  # type: ignore[return-value]
+
+
+def tell_refusal(error: OSError) -> None:
+    say(f"It cannot be done: {error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+    streams.mute()
 
 
 def say(text: str) -> None:

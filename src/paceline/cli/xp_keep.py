@@ -1,7 +1,9 @@
 """`xp tag`, `rm`, `restore`, `gc` and `export`: what becomes of runs."""
 
+import errno
 import math
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,11 +108,19 @@ def rm(words: Words = None, yes: Yes = False, json: Json = False) -> None:
         except RunNotFoundError:
             raise
         except OSError as error:
-            raise ArgumentError(f"{run.name} cannot be removed: {error}.") from error
+            raise ArgumentError(f"{run.name} cannot be removed: {error}.{_without_room(run.path, error)}") from error
         say(f"{run.name} is removed. `paceline xp restore {run.name}` brings it back, until `paceline xp gc`.")
         _tell_elsewhere(run.name, removed.run_dir)
     if json:
         give_json([run.name for run in found])
+
+
+def _without_room(path: str, error: OSError) -> str:
+    """Nothing is deleted for good unasked, also not where the trash has no room to note what is in it."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    deletes = f"`rm -r {shlex.quote(path)}` deletes this run for good"
+    return f" The trash needs a little room: `paceline xp gc` empties it. If that is not enough, {deletes}."
 
 
 def _tell_elsewhere(name: str, run_dir: Path) -> None:

@@ -44,8 +44,8 @@ def remove(root: Path, name: str, clock: Callable[[], float] = time.time) -> Rem
     trash.mkdir(exist_ok=True)
     stem = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
     place = _make_first_free(trash, stem)
-    write_atomic(place / _ABOUT, encode_document({"name": name, "time": now}))
     try:
+        write_atomic(place / _ABOUT, encode_document({"name": name, "time": now}))
         os.rename(root / name, place / _FOLDER)
     except BaseException as error:
         remove_folder(place)
