@@ -412,6 +412,43 @@ def test_state_of_another_optimizer_is_refused(other):
     replica.apply(replica.compute().gradients)
 
 
+def test_state_of_another_scheduler_is_refused():
+    """Before anything is taken: some schedulers look for what is theirs, and raise."""
+
+    def replica_with(scheduler, *args):
+        model = Weighed()
+        model.optimizer = model.get_optimizer()
+        model.get_optimizer = lambda: model.optimizer
+        model.get_scheduler = lambda: scheduler(model.optimizer, *args)
+        made = replica_of(model)
+        made.apply(made.compute().gradients)
+        return made
+
+    state = replica_with(torch.optim.lr_scheduler.StepLR, 1).state_dict()
+    replica = replica_with(torch.optim.lr_scheduler.LambdaLR, lambda step: 1 / (1 + step))
+    state["weights"]["weight"] += 1
+    before = parcel.dumps(replica.state_dict())
+    for given in (state["scheduler"], None):
+        with pytest.raises(ArgumentError, match="The state of the scheduler is not that of LambdaLR"):
+            replica.load_state_dict({**state, "scheduler": given})
+        assert parcel.dumps(replica.state_dict()) == before
+
+
+def test_weights_of_a_state_may_be_arrays():
+    """As `get_weights` gives them. What is neither that nor a number is refused before anything is taken."""
+    replica, given = replica_of(Weighed()), replica_of(Weighed(2.0))
+    given.apply(given.compute().gradients)
+    state = given.state_dict()
+    before = parcel.dumps(replica.state_dict())
+    with pytest.raises(ArgumentError, match="The weight parameter_2 is None"):
+        replica.load_state_dict({**state, "weights": {**state["weights"], "parameter_2": None}})
+    with pytest.raises(ArgumentError, match="The weight parameter_2 is 'x'"):
+        replica.set_weights({**given.weights(), "parameter_2": "x"})
+    assert parcel.dumps(replica.state_dict()) == before
+    replica.load_state_dict({**state, "weights": given.weights()})
+    assert parcel.dumps(replica.state_dict()) == parcel.dumps(state)
+
+
 def test_plain_gradient_descent_needs_a_rate():
     class NoRate(NumpyModel):
         learning_rate = None

@@ -108,9 +108,10 @@ class TorchReplica(OwnPosition):
 
         tensors = self._tensors()
         check_weights(tensors, weights)
+        given = {name: _as_tensor(name, weights[name]) for name in tensors}
         with torch.no_grad():
             for name, tensor in tensors.items():
-                tensor.copy_(torch.as_tensor(np.array(weights[name]), dtype=tensor.dtype))
+                tensor.copy_(given[name])
 
     def state_dict(self) -> dict[str, Any]:
         state = {"weights": self._tensors(), "optimizer": self.optimizer.state_dict()}
@@ -121,18 +122,24 @@ class TorchReplica(OwnPosition):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         import torch
 
-        tensors, given = self._tensors(), state["weights"]
-        check_weights(tensors, given)
-        self._load_optimizer(state.get("optimizer"))  # first: it refuses what is not its own
+        tensors = self._tensors()
+        check_weights(tensors, state["weights"])
+        given = {name: _as_tensor(name, state["weights"][name]) for name in tensors}
+        former = self._load_optimizer(state.get("optimizer"))  # first: it refuses what is not its own
+        if self.scheduler is not None and "scheduler" in state:
+            try:
+                _load_scheduler(self.scheduler, state["scheduler"])
+            except ArgumentError:
+                self.optimizer.load_state_dict(former)
+                raise
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(given[name])
-        if self.scheduler is not None and "scheduler" in state:
-            self.scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
 
-    def _load_optimizer(self, state: Any) -> None:
-        """Of an optimizer of another kind, torch takes the options as they are, and the next step lacks its own."""
-        former = self.optimizer.state_dict()  # no copy: what is loaded takes the place of it
+    def _load_optimizer(self, state: Any) -> dict[str, Any]:
+        """Returns what it had. Of an optimizer of another kind, torch takes the options as they are, and the next step
+        lacks its own."""
+        former: dict[str, Any] = self.optimizer.state_dict()  # no copy: what is loaded takes the place of it
         # Not all of the defaults: torch adds one when it loads, which an optimizer of a user's own need not have.
         needed = self.optimizer.defaults.keys() & {name for group in self.optimizer.param_groups for name in group}
         try:
@@ -146,6 +153,7 @@ class TorchReplica(OwnPosition):
             raise ArgumentError(
                 f"The state of the optimizer is not that of {type(self.optimizer).__qualname__}: {problem}."
             )
+        return former
 
     def validate(self) -> dict[str, Any]:
         import torch
@@ -189,6 +197,31 @@ def _remembered(model: Any, optimizer: Any) -> Any:
 
 def _travels_as(weight: Any) -> str:
     return "float32" if weight.element_size() <= 2 else str(weight.dtype).removeprefix("torch.")
+
+
+def _load_scheduler(scheduler: Any, state: Any) -> None:
+    """Of a scheduler of another kind, some look for what only theirs have."""
+    former = copy.deepcopy(scheduler.state_dict())
+    try:
+        scheduler.load_state_dict(copy.deepcopy(state))
+    except Exception as error:
+        scheduler.load_state_dict(former)
+        raise ArgumentError(
+            f"The state of the scheduler is not that of {type(scheduler).__qualname__}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+
+
+def _as_tensor(name: str, value: Any) -> Any:
+    """Of what is given as a weight. ArgumentError if it has no numbers."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.as_tensor(np.array(value))
+    except TypeError:  # of objects, strings …
+        raise ArgumentError(f"The weight {name} is {value!r}; expected a tensor or an array of numbers.") from None
 
 
 def _as_array(tensor: Any, copy: bool = False) -> Array | None:

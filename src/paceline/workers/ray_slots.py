@@ -1,12 +1,14 @@
 """Where the actors of a group may stand: bundles of placement groups, one for each actor."""
 
+import contextlib
 import time
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group, remove_placement_group
 
 from paceline.errors import ResourcesError
 from paceline.workers.base import Resources
@@ -49,7 +51,7 @@ class Slots:
             return
         check_feasible(count, self.bundle)
         self._let_come_free(count, min(timeout_s, _COME_FREE_S))
-        group = placement_group([self.bundle] * count, strategy=self._strategy)
+        group = _requested([self.bundle] * count, self._strategy)
         self._owned.append(group)
         self._slots = [Slot(group, index) for index in range(count)]
         self.wait_for(count, (), timeout_s)
@@ -88,7 +90,7 @@ class Slots:
         before, deadline = len(self._slots), time.monotonic() + timeout_s
         while len(self._slots) < limit:
             if self._standing is None:
-                self._standing = placement_group([self.bundle])
+                self._standing = _requested([self.bundle])
             if _is_granted(self._standing):
                 self._add(self._standing)
                 self._standing, deadline = None, time.monotonic() + timeout_s
@@ -101,7 +103,7 @@ class Slots:
     def ask_for(self, count: int) -> None:
         """Have at least so many, though the cluster may not have granted them yet."""
         while len(self._slots) < count:
-            self._add(placement_group([self.bundle]))
+            self._add(_requested([self.bundle]))
 
     def give_up(self, slot: Slot) -> None:
         """Its node will be gone soon: what comes next shall stand elsewhere."""
@@ -119,6 +121,18 @@ class Slots:
     def _add(self, group: PlacementGroup) -> None:
         self._owned.append(group)
         self._slots.append(Slot(group, 0))
+
+
+def _requested(bundles: list[dict[str, float]], strategy: str = "PACK") -> PlacementGroup:
+    """A placement group. When Ctrl-C hits, Ray may have made it, and nobody else knows it: its name finds it."""
+    name = f"paceline-{uuid.uuid4().hex}"
+    try:
+        made: PlacementGroup = placement_group(bundles, strategy=strategy, name=name)
+        return made
+    except BaseException:
+        with contextlib.suppress(Exception):  # there is none
+            remove_placement_group(get_placement_group(name))
+        raise
 
 
 def slots_here(count: int, bundle: Mapping[str, float]) -> list[Slot] | None:
