@@ -71,7 +71,8 @@ def test_stateful_torchmetrics_synchronise_over_the_workers(warm):
 @pytest.mark.parametrize(
     ("function", "killed_at", "num_reported", "score", "loader"),
     [
-        (train_transformer, (9, 1), 12, "eval_loss", {}),  # which is not known at the first checkpoints
+        # Not right after an epoch: what goes on from the checkpoint at its end leaves out the evaluation there.
+        (train_transformer, (11, 1), 12, "eval_loss", {}),  # which is not known at the first checkpoints
         (fit_lightning, (15, 1), 5, "epoch", {}),
         (fit_lightning, (15, 1), 5, "epoch", {"num_workers": 1}),  # processes, which are asked for rows early
         (train_with_fabric, (3, 1), 5, "epoch", {}),
